@@ -106,7 +106,7 @@ func class(path string) Class {
 		return OnTable
 	case matches(path, []string{
 		"logging", "healthzBindAddress", "metricsBindAddress", "enableProfiling", "conntrack",
-		"oomScoreAdj", "controlSocket", "auditInterval", "takeOver", "featureGates." + GateFlagz,
+		"oomScoreAdj", "controlSocket", "auditInterval", "metricsServices", "takeOver", "featureGates." + GateFlagz,
 		"featureGates." + GateStatusz, "iptables.minSyncPeriod", "nftables.minSyncPeriod", "ipvs.minSyncPeriod",
 		"ipvs.excludeCIDRs",
 	}):

@@ -77,6 +77,7 @@ func defaultFairlead() FairleadConfiguration {
 		TypeMeta:        metav1.TypeMeta{Kind: FairleadKind, APIVersion: FairleadAPIVersion},
 		ControlSocket:   defaultControlSocket(),
 		AuditInterval:   metav1.Duration{Duration: time.Second / 2},
+		MetricsServices: 50,
 		TakeOver:        TakeOverRemove,
 		IPVSAddressMode: IPVSAddressesByCIDR,
 		EBPF: EBPF{

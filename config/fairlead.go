@@ -24,6 +24,9 @@ type FairleadConfiguration struct {
 	ControlSocket string `json:"controlSocket"`
 	// AuditInterval is the time between two comparisons of the kernel with what it should hold.
 	AuditInterval metav1.Duration `json:"auditInterval,omitempty"`
+	// MetricsServices is how many ports of Services, those with the most connections, have metrics of their own. All
+	// others together have one; 0: none has.
+	MetricsServices int32 `json:"metricsServices"`
 	// TakeOver says what becomes of rules that kube-proxy has left on the node: "Remove", once
 	// Fairlead's own are in force, or "Keep".
 	TakeOver TakeOver `json:"takeOver,omitempty"`

@@ -149,6 +149,7 @@ func (d *Daemon) open(c *config.Config) (err error) {
 	d.metrics = metrics.New(metrics.Options{
 		Version: version.String(), Mode: d.mode, ShowHiddenFor: c.KubeProxy.ShowHiddenMetricsForVersion,
 	})
+	d.metrics.ServiceSeries(int(c.Fairlead.MetricsServices))
 	if err := d.startPlane(c); err != nil {
 		return err
 	}

@@ -86,6 +86,7 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	old := d.config.Swap(c)
 	d.chosen = n.chosen
 	d.options.Logs.obey(c, old.Warnings)
+	d.metrics.ServiceSeries(int(c.Fairlead.MetricsServices))
 	d.logSettings(changes, n)
 	d.replace(ctx, n)
 	d.changeNode(old, c)

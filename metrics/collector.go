@@ -91,6 +91,12 @@ func (c *collector) watch(f func() []Watch) {
 	c.watches = f
 }
 
+func (c *collector) serviceSeries(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.plane.top.limit = n
+}
+
 // DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(to chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{

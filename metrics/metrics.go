@@ -72,6 +72,9 @@ func (m *Metrics) Watching(f func() []Watch) { m.collector.watch(f) }
 // ConfigurationRefused says whether a configuration is in force that the files do not say any more.
 func (m *Metrics) ConfigurationRefused(is bool) { m.own.stale.Set(truth(is)) }
 
+// ServiceSeries sets how many ports of Services have series of their own.
+func (m *Metrics) ServiceSeries(n int) { m.collector.serviceSeries(n) }
+
 // ForwardingBlocked says whether FORWARD is closed to what kube-proxy would accept there.
 func (m *Metrics) ForwardingBlocked(is bool) { m.own.blocked.Set(truth(is)) }
 

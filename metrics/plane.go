@@ -19,11 +19,12 @@ type plane struct {
 
 	served map[model.PoolID]sums // when it was asked last
 	total  sums
+	top    top
 }
 
-// sums are of a pool, or of all.
+// sums are of a pool, of a port of a Service, or of all.
 type sums struct {
-	connections         uint64
+	connections, failed uint64
 	toBackend, toClient dataplane.Traffic
 }
 
@@ -58,6 +59,7 @@ func newPlane(s *registry) plane {
 			"Connections that were reset because no backend answered."+carried)),
 		memory: s.scraped(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
 		served: map[model.PoolID]sums{},
+		top:    newTop(s),
 	}
 }
 
@@ -68,6 +70,7 @@ func (p *plane) describe(to chan<- *metrics.Desc) {
 	} {
 		to <- d
 	}
+	p.top.describe(to)
 }
 
 // collect asks the plane, between two batches, if the engine answers in time.
@@ -84,6 +87,7 @@ func (p *plane) collect(ctx context.Context, e Engine, to chan<- metrics.Metric)
 	counter := func(d *metrics.Desc, value uint64, labels ...string) {
 		to <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), labels...)
 	}
+	p.top.collect(to)
 	counter(p.connections, p.total.connections)
 	if d := c.Dials; d != nil {
 		counter(p.failed, d.Failed)
@@ -122,22 +126,39 @@ func (p *plane) add(served []dataplane.Served) {
 	now := map[model.PoolID]sums{}
 	for _, s := range served {
 		sum := now[s.Pool]
-		sum.connections += s.Connections
-		sum.toBackend.Packets += s.ToBackend.Packets
-		sum.toBackend.Bytes += s.ToBackend.Bytes
-		sum.toClient.Packets += s.ToClient.Packets
-		sum.toClient.Bytes += s.ToClient.Bytes
+		sum.add(sums{s.Connections, s.Failed, s.ToBackend, s.ToClient})
 		now[s.Pool] = sum
 	}
+	ports := map[string]sums{}
 	for id, n := range now {
-		had := p.served[id]
-		p.total.connections += since(had.connections, n.connections)
-		p.total.toBackend.Packets += since(had.toBackend.Packets, n.toBackend.Packets)
-		p.total.toBackend.Bytes += since(had.toBackend.Bytes, n.toBackend.Bytes)
-		p.total.toClient.Packets += since(had.toClient.Packets, n.toClient.Packets)
-		p.total.toClient.Bytes += since(had.toClient.Bytes, n.toClient.Bytes)
+		more := n.since(p.served[id])
+		p.total.add(more)
+		port := ports[id.Service]
+		port.add(more)
+		ports[id.Service] = port
 	}
+	p.top.add(ports)
 	p.served = now
+}
+
+func (s *sums) add(more sums) {
+	s.connections += more.connections
+	s.failed += more.failed
+	s.toBackend.Packets += more.toBackend.Packets
+	s.toBackend.Bytes += more.toBackend.Bytes
+	s.toClient.Packets += more.toClient.Packets
+	s.toClient.Bytes += more.toClient.Bytes
+}
+
+// since is what was added to sums.
+func (s sums) since(had sums) sums {
+	traffic := func(had, has dataplane.Traffic) dataplane.Traffic {
+		return dataplane.Traffic{Packets: since(had.Packets, has.Packets), Bytes: since(had.Bytes, has.Bytes)}
+	}
+	return sums{
+		since(had.connections, s.connections), since(had.failed, s.failed),
+		traffic(had.toBackend, s.toBackend), traffic(had.toClient, s.toClient),
+	}
 }
 
 // since is what was added to a sum. One that is smaller than before has begun anew.

@@ -101,6 +101,8 @@ func fairleadLimits() map[string]limit {
 		"ebpf.forwarding": words(config.EBPFForwardingSNAT, config.EBPFForwardingDSR),
 		"ebpf.sockets":    words(config.EBPFSocketsOfAll, config.EBPFSocketsOfNode),
 
+		"metricsServices": within(0, 10000),
+
 		"ebpf.sizes.affinities":   elements,
 		"ebpf.sizes.flows":        elements,
 		"ebpf.sizes.sockets":      elements,

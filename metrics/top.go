@@ -1,0 +1,111 @@
+package metrics
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"k8s.io/component-base/metrics"
+)
+
+// top has the series of single ports of Services: of those with the most connections lately, and one of all others
+// together. So their number is bounded, whatever the cluster has.
+type top struct {
+	connections, failed, bytes *metrics.Desc
+
+	limit int // of ports with series of their own
+	ports map[string]*port
+	rest  sums // of ports, while they had no series of their own
+}
+
+// port is a port of a Service.
+type port struct {
+	name  string // as rows have it: namespace/name:port
+	sums  sums
+	score float64 // connections, of which older ones count less
+	shown bool    // it has series
+}
+
+// fade is what remains of a score at the next scrape. A port with series keeps them until another one has keep times as
+// much: series do not come and go where many ports have as much.
+const (
+	fade = 0.9
+	keep = 1.5
+)
+
+func newTop(s *registry) top {
+	labels := []string{"service_namespace", "service_name", "service_port"}
+	return top{
+		connections: s.scrapedCounter(fairlead("service_connections_total", "Connections to a port of a Service. The ports "+
+			"with the most have series of their own, as many as metricsServices says; all others have one without labels.",
+			labels...)),
+		failed: s.scrapedCounter(fairlead("service_failed_dials_total",
+			"Attempts to connect to backends of a port that failed. Data plane userspace only.", labels...)),
+		bytes: s.scrapedCounter(fairlead("service_bytes_total",
+			"Bytes to and from backends of a port, as far as the data plane sees packets.", append(labels, "to")...)),
+		ports: map[string]*port{},
+	}
+}
+
+func (t *top) describe(to chan<- *metrics.Desc) {
+	for _, d := range []*metrics.Desc{t.connections, t.failed, t.bytes} {
+		to <- d
+	}
+}
+
+// add takes in what each port got since the last time, and chooses the ports with series. Ports that are not there any
+// more have none.
+func (t *top) add(more map[string]sums) {
+	all := make([]*port, 0, len(more))
+	for name := range t.ports {
+		if _, there := more[name]; !there {
+			delete(t.ports, name)
+		}
+	}
+	for name, n := range more {
+		p := t.ports[name]
+		if p == nil {
+			p = &port{name: name}
+			t.ports[name] = p
+		}
+		p.sums.add(n)
+		p.score = fade*p.score + float64(n.connections)
+		all = append(all, p)
+	}
+	rank := func(p *port) float64 {
+		if p.shown {
+			return keep * p.score
+		}
+		return p.score
+	}
+	slices.SortFunc(all, func(a, b *port) int { return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a.name, b.name)) })
+	for i, p := range all {
+		if p.shown = i < t.limit && p.sums.connections > 0; !p.shown {
+			t.rest.add(more[p.name])
+		}
+	}
+}
+
+func (t *top) collect(to chan<- metrics.Metric) {
+	if t.limit == 0 {
+		return
+	}
+	show := func(s sums, labels ...string) {
+		counter := func(d *metrics.Desc, value uint64, more ...string) {
+			all := append(slices.Clone(labels), more...)
+			to <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), all...)
+		}
+		counter(t.connections, s.connections)
+		counter(t.failed, s.failed)
+		counter(t.bytes, s.toBackend.Bytes, "backend")
+		counter(t.bytes, s.toClient.Bytes, "client")
+	}
+	for _, p := range t.ports {
+		if p.shown {
+			service, name, _ := strings.Cut(p.name, ":")
+			namespace, service, _ := strings.Cut(service, "/")
+			show(p.sums, namespace, service, name)
+		}
+	}
+	show(t.rest, "", "", "")
+}
