@@ -46,6 +46,7 @@ func exporter(t *testing.T) http.Handler {
 	m.Watching(func() []metrics.Watch {
 		return []metrics.Watch{{Resource: "services", LastMessage: time.Now(), Lists: 1}}
 	})
+	m.ServiceSeries(10)
 	m.Follow(following{})
 	m.Round(engine.Round{Drifts: []dataplane.Drift{{Class: "frontends"}}, Status: following{}.Status()})
 	m.Switched("nftables", "ebpf", "success", time.Second)
