@@ -32,9 +32,9 @@ func servicesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "services [[NAMESPACE/]NAME]",
 		Short: "list the Services: where they are reached, their endpoints, their connections",
-		Long: "services has a line for each port of a Service: its addresses, its endpoints by state, the connections that\n" +
-			"the data plane has counted, and the last change of its rules. With a NAME, or -o wide, each endpoint has a\n" +
-			"line too, with the reason if it takes no new connections.",
+		Long: "services lists each port of a Service: its addresses, endpoints by state, connections and last change. With\n" +
+			"a NAME, or -o wide, each endpoint has a line too, with the reason if it takes no new connections. A dash means\n" +
+			"that the data plane counts no connections.",
 		Example: "  fairlead services -n shop\n  fairlead services shop/cart\n  fairlead services -o json --watch",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
