@@ -260,7 +260,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		HardFail:        d.config.Load().KubeProxy.BindAddressHardFail,
 		ControlSocket:   s.ControlSocket,
 		About:           d.about,
-		Control:         map[string]http.Handler{"/switch": &d.switches},
+		Control:         map[string]http.Handler{"/switch": &d.switches, "/events": http.HandlerFunc(d.serveEvents)},
 		ControlRefused:  func(err error) { d.report.warn(reasonControl, err.Error()) },
 		Observer:        observers{d.metrics, d.report, &d.options.Logs.Events, &beginning{inForce: d.inForce}},
 

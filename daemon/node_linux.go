@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/external"
 	"fairlead.dev/fairlead/dataplane/handover"
 	"fairlead.dev/fairlead/host"
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/said"
 )
 
@@ -27,6 +29,7 @@ type node struct {
 	succeeded func() // ends the successor; nil: it has not begun
 	external  *external.Watch
 	why       atomic.Pointer[reason] // the plane was chosen; nil: mode auto has not chosen any
+	network   namespace.Namespace    // in which the process serves
 	measured  sync.WaitGroup         // the removal of namespaces and processes after measuring
 }
 
@@ -41,6 +44,9 @@ func (d *Daemon) openNode() (err error) {
 		exclude: func() []netip.Prefix { return d.config.Load().ExcludedCIDRs() },
 	})
 	d.node.planeBegins()
+	if err == nil {
+		d.node.network, err = namespace.Here()
+	}
 	return err
 }
 
@@ -52,7 +58,7 @@ func (n *node) close() (err error) {
 	if n.external != nil {
 		n.external.Close()
 	}
-	return err
+	return errors.Join(err, n.network.Close())
 }
 
 func (n *node) changes() <-chan dataplane.ExternalChange { return n.external.Changes() }

@@ -36,6 +36,23 @@ const (
 	LeftOut    Kind = "left out"   // lines beyond the rate
 )
 
+// Kinds are all of them.
+func Kinds() []Kind {
+	return []Kind{
+		Info, Warning, Error, Problem, Rows, Drift, Sync, Repair, Joined, Left, Monitor, Connection, Refused, LeftOut,
+	}
+}
+
+// The verdicts on connections.
+const (
+	Forwarded = "forwarded"
+	Rejected  = "refused"
+	Dropped   = "dropped"
+)
+
+// Verdicts are all of them.
+func Verdicts() []string { return []string{Forwarded, Rejected, Dropped} }
+
 // Event is one thing that happened. Fields that do not apply are empty.
 type Event struct {
 	Time        time.Time         `json:"time"`

@@ -62,7 +62,7 @@ func (r *Recorder) Record(e Event) {
 	for f := range r.followers {
 		f.put(e)
 	}
-	r.events = append(r.events, entry{e.Time, strings.Clone(e.namespace()), line})
+	r.events = append(r.events, entry{e.Time, strings.Clone(e.Namespace()), line})
 	if r.bytes += r.events[len(r.events)-1].size(); r.bytes > MaxBytes {
 		r.trim()
 	}
@@ -158,8 +158,8 @@ func (f *Follower) Close() {
 	delete(f.recorder.followers, f)
 }
 
-// namespace is whose event it is; empty: the node's.
-func (e *Event) namespace() string {
+// Namespace is whose event it is; empty: the node's.
+func (e *Event) Namespace() string {
 	if e.Service != "" {
 		namespace, _, _ := strings.Cut(e.Service, "/")
 		return namespace

@@ -5,6 +5,7 @@
 //	dump       the rows.
 //	status     how the running proxy does.
 //	audit      what in the kernel is not as it should be.
+//	monitor    what happens: changes, backends, connections.
 //	switch     another data plane for the running proxy.
 //	clean      delete all that run, or kube-proxy, has made.
 //	config     the configuration that results from files and flags.
@@ -45,8 +46,9 @@ func root() *cobra.Command {
 		Short: "makes Kubernetes Services work on a node",
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
-	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), servicesCommand(), whyCommand(), probeCommand(), auditCommand(), switchCommand(),
-		cleanCommand(), configCommand(), versionCommand())
+	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), servicesCommand(), whyCommand(),
+		probeCommand(), auditCommand(), monitorCommand(), switchCommand(), cleanCommand(), configCommand(),
+		versionCommand())
 	for name, short := range map[string]string{
 		"demo":      "bring Services to life in a virtual cluster on this machine, use them all, and check what happens",
 		"recommend": "say which data plane suits this node, by what its kernel can do and by measuring",

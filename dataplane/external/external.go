@@ -71,34 +71,13 @@ func (w *Watch) Close() {
 }
 
 func (w *Watch) listen(what string, protocol int, handle func(syscall.NetlinkMessage), groups ...uint) error {
-	s, err := subscribe(protocol, groups)
+	s, err := nfnetlink.Subscribe(protocol, buffer, groups...)
 	if err != nil {
 		return fmt.Errorf("subscribe to %s: %w", what, err)
 	}
 	w.sockets = append(w.sockets, s)
 	w.running.Go(func() { w.read(s, what, handle) })
 	return nil
-}
-
-// subscribe opens a socket that hears of groups.
-func subscribe(protocol int, groups []uint) (*os.File, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
-	if err != nil {
-		return nil, os.NewSyscallError("socket", err)
-	}
-	s := os.NewFile(uintptr(fd), "netlink")
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer) // the system's limit is enough for most
-	}
-	address := unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-	for _, g := range groups {
-		address.Groups |= 1 << (g - 1)
-	}
-	if err := unix.Bind(fd, &address); err != nil {
-		_ = s.Close()
-		return nil, os.NewSyscallError("bind", err)
-	}
-	return s, nil
 }
 
 // read hears messages until the socket is closed. All datagrams come into the same memory: the plane's own changes can

@@ -1,0 +1,153 @@
+package daemon
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/lab/bubble"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/recorder"
+)
+
+// tellAll has a monitor tell events, and returns the lines that its client gets.
+func tellAll(t *testing.T, query string, f func(*monitor)) (got []recorder.Event) {
+	t.Helper()
+	var w = httptest.NewRecorder()
+	f(newMonitor(w, httptest.NewRequest("GET", "/events?"+query, nil)))
+	for lines := bufio.NewScanner(bytes.NewReader(w.Body.Bytes())); lines.Scan(); {
+		var e recorder.Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, e)
+	}
+	return got
+}
+
+func TestMonitor_filters(t *testing.T) {
+	events := []recorder.Event{
+		{Kind: recorder.Monitor, Message: "first"},
+		{Kind: recorder.Rows, Service: "default/web"},
+		{Kind: recorder.Connection, Service: "default/web:http", Verdict: recorder.Forwarded},
+		{Kind: recorder.Refused, Service: "default/web:http", Verdict: recorder.Dropped},
+		{Kind: recorder.Refused, Service: "default/web2:http", Verdict: recorder.Rejected},
+		{Kind: recorder.Problem, Details: map[string]string{"object": "Service default/web"}},
+		{Kind: recorder.Info},
+	}
+	for query, want := range map[string]string{
+		"":                                      "[0 1 2 3 4 5 6]",
+		"service=default/web":                   "[0 1 2 3 5]",
+		"service=default/web:http":              "[0 2 3]",
+		"verdict=refused,dropped":               "[0 3 4]",
+		"service=default/web&verdict=forwarded": "[0 2]",
+		"service=default/nothing&verdict=refused":  "[0]",
+		"service=default/web2&verdict=refused,all": "[0 4]",
+	} {
+		got := tellAll(t, query, func(m *monitor) {
+			for i, e := range events {
+				e.Count = i
+				if err := m.tell(e); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+		var which []int
+		for _, e := range got {
+			which = append(which, e.Count)
+		}
+		if fmt.Sprint(which) != want {
+			t.Errorf("%s: %v, want %s", query, which, want)
+		}
+	}
+}
+
+// TestMonitor_rate: a busy namespace has its share of the lines, others go on, and the client learns what it missed.
+func TestMonitor_rate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		got := tellAll(t, "", func(m *monitor) {
+			for range 1000 {
+				_ = m.tell(recorder.Event{Kind: recorder.Connection, Service: "busy/web"})
+			}
+			_ = m.tell(recorder.Event{Kind: recorder.Connection, Service: "quiet/web"})
+			bubble.Pass(time.Second)
+			_ = m.tellLeftOut(7)
+			_ = m.tell(recorder.Event{Kind: recorder.Connection, Service: "busy/web"})
+		})
+		n := len(got)
+		if n != maxLines+3 || got[maxLines].Service != "quiet/web" || got[n-1].Service != "busy/web" {
+			t.Fatalf("%d lines", n)
+		}
+		if e := got[n-2]; e.Kind != recorder.LeftOut || e.Count != 1000-maxLines+7 || !strings.Contains(e.Message, "busy") {
+			t.Errorf("%+v", e)
+		}
+	})
+}
+
+// countingPlane has the counters that a test gives it.
+type countingPlane struct {
+	dataplane.Dataplane
+	counters dataplane.Counters
+}
+
+func (p *countingPlane) Counters(context.Context) (dataplane.Counters, error) { return p.counters, nil }
+
+func TestSampler_count(t *testing.T) {
+	at := netip.MustParseAddr("10.96.0.10")
+	state, err := model.ParseState(`
+backend default/web cluster 10.244.1.2:8080
+frontend 10.96.0.10:80/tcp any reject default/web
+frontend 10.96.0.10:81/tcp internal drop default/web:b
+frontend 10.96.0.10:82/tcp any forward default/web cluster snat never allow 10.0.0.0/8
+frontend 10.96.0.10:83/tcp any forward default/web cluster snat never
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := func(port uint16, v model.Verdict, n uint64) dataplane.Refused {
+		return dataplane.Refused{Addr: at, Port: port, Protocol: model.TCP, Verdict: v, Connections: n}
+	}
+	p := &countingPlane{counters: dataplane.Counters{
+		Refused: []dataplane.Refused{row(80, model.Reject, 5), row(81, model.Drop, 1)},
+		Served:  []dataplane.Served{{Pool: model.PoolID{Service: "default/web"}, Backend: netip.MustParseAddrPort("10.244.1.2:8080")}},
+	}}
+	s := sampler{counted: true}
+	view := engine.View{State: state, Plane: p}
+	s.count(t.Context(), view)
+	if len(s.events) > 0 {
+		t.Errorf("what was counted before is told: %+v", s.events)
+	}
+	p.counters.Refused = []dataplane.Refused{
+		row(80, model.Reject, 7), row(81, model.Drop, 2), row(82, model.Drop, 1), row(83, model.Reject, 1),
+		row(0, model.Reject, 1), {Verdict: model.Drop, Connections: 4},
+	}
+	p.counters.Served[0].Connections = 3
+	s.count(t.Context(), view)
+	var got []string
+	for _, e := range s.events {
+		got = append(got, fmt.Sprint(e.Kind, "|", e.Service, "|", e.Verdict, "|", e.Message))
+	}
+	want := []string{
+		"refused|default/web|refused|2 connections to 10.96.0.10:80/tcp refused: no endpoint is ready",
+		"refused|default/web:b|dropped|1 connection to 10.96.0.10:81/tcp dropped: no endpoint on this node is ready",
+		"refused|default/web|dropped|1 connection to 10.96.0.10:82/tcp dropped: the client's address is not allowed",
+		"refused|default/web|refused|1 connection to 10.96.0.10:83/tcp refused: a limit was reached",
+		"refused||refused|1 connection to 10.96.0.10 refused: the Service has no such port",
+		"refused||dropped|4 connections to addresses of Services dropped: no Service has them, or their port",
+		"connection|default/web|forwarded|3 connections: backend 10.244.1.2:8080",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
