@@ -78,7 +78,9 @@ func (t *top) add(more map[string]sums) {
 		}
 		return p.score
 	}
-	slices.SortFunc(all, func(a, b *port) int { return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a.name, b.name)) })
+	slices.SortFunc(all, func(a, b *port) int {
+		return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a.name, b.name))
+	})
 	for i, p := range all {
 		if p.shown = i < t.limit && p.sums.connections > 0; !p.shown {
 			t.rest.add(more[p.name])

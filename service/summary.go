@@ -21,7 +21,7 @@ type Summary struct {
 // Counted is what the data plane has counted, if it does. The engine fills it in.
 type Counted struct {
 	Connections uint64 `json:"connections,omitempty"`
-	Failed      uint64 `json:"failed,omitempty"` // attempts to connect to a backend, by data planes that connect themselves
+	Failed      uint64 `json:"failed,omitempty"` // attempts to connect to backends, in mode userspace
 	Bytes       uint64 `json:"bytes,omitempty"`  // both ways
 }
 

@@ -47,7 +47,7 @@ func root() *cobra.Command {
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), servicesCommand(), whyCommand(),
-		probeCommand(), auditCommand(), monitorCommand(), switchCommand(), cleanCommand(), configCommand(),
+		probeCommand(), monitorCommand(), auditCommand(), switchCommand(), cleanCommand(), configCommand(),
 		versionCommand())
 	for name, short := range map[string]string{
 		"demo":      "bring Services to life in a virtual cluster on this machine, use them all, and check what happens",

@@ -11,10 +11,10 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// addressOf replaces the name of a Service in a destination by one of its addresses: svc/NAMESPACE/NAME[:PORT] and
-// NAME.NAMESPACE.svc[.DOMAIN][:PORT] by its ClusterIP, and node:PORT by an address of this node with that NodePort. PORT
-// is a name or number; a Service with one port needs none. Other texts stay as they are. The address is of the family of
-// the source, if the Service has that family.
+// addressOf replaces the name of a Service in a destination by one of its addresses. svc/NAMESPACE/NAME[:PORT] and
+// NAME.NAMESPACE.svc[.DOMAIN][:PORT] stand for its ClusterIP, node:PORT for an address of this node with that NodePort.
+// PORT is a name or number; a Service with one port needs none. Other texts stay as they are. The
+// address is of the family of the source, if the Service has that family.
 func (i *inspection) addressOf(ctx context.Context, destination, source string) (string, error) {
 	where, protocol, _ := strings.Cut(strings.TrimPrefix(destination, "svc/"), "/")
 	host, port, _ := strings.Cut(where, ":")

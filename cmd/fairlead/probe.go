@@ -24,8 +24,8 @@ func probeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "probe [[NAMESPACE/]NAME]",
 		Short: "connect to each endpoint of a Service, or of all, and say which answers, and how fast",
-		Long: "probe connects from here to each endpoint of a Service, not by its addresses. It says which endpoint answers,\n" +
-			"how fast, or with what error. A connection of TCP is opened and closed. UDP and SCTP are left out: an\n" +
+		Long: "probe connects from here to each endpoint of a Service, not by its addresses. It says which endpoint\n" +
+			"answers, how fast, or with what error. A connection of TCP is opened and closed. UDP and SCTP are left out: an\n" +
 			"endpoint of UDP answers only what it understands. Exit status 1: a ready endpoint does not answer.",
 		Example: "  fairlead probe shop/cart\n  fairlead probe -n shop --timeout 5s",
 		Args:    cobra.MaximumNArgs(1),

@@ -32,9 +32,9 @@ func servicesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "services [[NAMESPACE/]NAME]",
 		Short: "list the Services: where they are reached, their endpoints, their connections",
-		Long: "services lists each port of a Service: its addresses, endpoints by state, connections and last change. With\n" +
-			"a NAME, or -o wide, each endpoint has a line too, with the reason if it takes no new connections. A dash means\n" +
-			"that the data plane counts no connections.",
+		Long: "services lists each port of a Service: its addresses, endpoints by state, connections and last change.\n" +
+			"With a NAME, or -o wide, each endpoint has a line too, with the reason if it takes no new connections. A dash\n" +
+			"means that the data plane counts no connections.",
 		Example: "  fairlead services -n shop\n  fairlead services shop/cart\n  fairlead services -o json --watch",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -217,7 +217,8 @@ func serviceLines(all engine.Services, s engine.ServiceReport, wide bool) (lines
 	}
 	changed := ""
 	if !s.Changed.IsZero() {
-		changed = fmt.Sprintf("%s ago, took %s", duration.HumanDuration(all.Now.Sub(s.Changed)), s.Took.Round(time.Microsecond))
+		age := duration.HumanDuration(all.Now.Sub(s.Changed))
+		changed = fmt.Sprintf("%s ago, took %s", age, s.Took.Round(time.Microsecond))
 	}
 	for _, p := range s.Ports {
 		line(s.Service, portText(p), addressText(p, wide), endpointText(p), connectionText(all, p.Counted), changed)
@@ -313,5 +314,6 @@ func countText(all engine.Services, e, of service.Counted) string {
 	if of.Connections == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; connections: %s (%.0f %%)", connectionText(all, e), 100*float64(e.Connections)/float64(of.Connections))
+	share := 100 * float64(e.Connections) / float64(of.Connections)
+	return fmt.Sprintf("; connections: %s (%.0f %%)", connectionText(all, e), share)
 }

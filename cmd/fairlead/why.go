@@ -23,7 +23,7 @@ func whyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "why [NAMESPACE/]NAME",
 		Short: "say why a Service does not work here: check each step from its object to its backends",
-		Long: "why checks each step between the object and its backends, and names the first that fails, and what to do:\n\n" +
+		Long: "why checks each step between the object and its backends, and names the first that fails:\n\n" +
 			"  the proxy follows the cluster\n" +
 			"  the Service is served, and has endpoints under the right port names\n" +
 			"  endpoints are ready, and traffic policies leave some\n" +
@@ -161,7 +161,8 @@ func (q *serviceQuestion) checkProxy(ctx context.Context, f *findings) error {
 	}
 	switch {
 	case !r.Healthy:
-		f.fail("fairlead status, and the log of the proxy", "the proxy is not healthy: %s", strings.TrimPrefix(r.health(), "no: "))
+		f.fail("fairlead status, and the log of the proxy", "the proxy is not healthy: %s",
+			strings.TrimPrefix(r.health(), "no: "))
 	case r.Failures > 0:
 		f.warn("fairlead status", "the kernel has refused rows %s in a row: %s", said.Count(r.Failures, "time"), r.Error)
 	default:
@@ -190,8 +191,9 @@ func (q *serviceQuestion) checkService(ctx context.Context, f *findings) error {
 		f.warn("correct the object", "%s", strings.ReplaceAll(p.Error(), "\n", " "))
 	}
 	if s.Slices == 0 {
-		f.fail(fmt.Sprintf("compare: kubectl -n %s get service %s -o jsonpath={.spec.selector}; kubectl -n %s get pods --show-labels",
-			namespace, name, namespace), "it has no EndpointSlice: its selector matches no pod, or it has no selector")
+		f.fail(fmt.Sprintf("compare: kubectl -n %s get service %s -o jsonpath={.spec.selector}; "+
+			"kubectl -n %s get pods --show-labels", namespace, name, namespace),
+			"it has no EndpointSlice: its selector matches no pod, or it has no selector")
 		return nil
 	}
 	for _, p := range s.Ports {
@@ -203,8 +205,8 @@ func (q *serviceQuestion) checkService(ctx context.Context, f *findings) error {
 // checkPort asks which endpoints a port of the Service has, and what becomes of packets to its addresses.
 func checkPort(f *findings, s *engine.ServiceReport, p *service.PortSummary) {
 	namespace, name, _ := strings.Cut(s.Service, "/")
-	pods := fmt.Sprintf("kubectl -n %s get pods -o wide; kubectl -n %s describe endpointslices -l kubernetes.io/service-name=%s",
-		namespace, namespace, name)
+	pods := fmt.Sprintf("kubectl -n %s get pods -o wide; kubectl -n %s describe endpointslices -l "+
+		"kubernetes.io/service-name=%s", namespace, namespace, name)
 	switch {
 	case p.Ready+p.Draining+p.Excluded == 0 && !slices.Contains(s.SlicePorts, p.Name):
 		f.fail("give the port the same name and protocol in both",
@@ -220,7 +222,8 @@ func checkPort(f *findings, s *engine.ServiceReport, p *service.PortSummary) {
 		at := fmt.Sprintf("%s (%s)", a.At, a.Kind)
 		switch {
 		case a.Owner != "":
-			f.warn("give one of the two another address or port", "%s is the address of Service %s, which came first", at, a.Owner)
+			f.warn("give one of the two another address or port",
+				"%s is the address of Service %s, which came first", at, a.Owner)
 		case a.Verdict == "pass":
 			f.warn("see the problems of the Service", "%s is not served", at)
 		case a.Verdict != "forward" && p.Ready > 0:
