@@ -19,6 +19,7 @@ type Command struct {
 	Cleanup        bool   // remove every rule instead of running
 	InitOnly       bool   // do what needs root instead of running
 	Once           bool   // program the kernel, then exit
+	Strict         bool   // serve no manifests in which anything is wrong, or hardly meant
 	Master         string // address of the API server, instead of the one in the kubeconfig
 	Version        Version
 	LogFile        string // instead of the standard error output

@@ -88,7 +88,7 @@ func TestDeprecatedFlags(t *testing.T) {
 // TestHelp groups all flags that are shown.
 func TestHelp(t *testing.T) {
 	const want = `
-What it serves: manifests hostname-override node-ip bind-address once feature-gates
+What it serves: manifests hostname-override node-ip bind-address once strict feature-gates
 Configuration: config fairlead-config write-config-to
 Instead of running: cleanup init-only version
 Data plane: proxy-mode masquerade-all iptables-masquerade-bit iptables-min-sync-period ipvs-min-sync-period audit-interval take-over iptables-backend

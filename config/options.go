@@ -106,6 +106,8 @@ func (f *Flags) serving() []option {
 			usage: "primary address of this node, unless it is 0.0.0.0 or ::. Nothing binds to it, in spite of its " +
 				"name"},
 		{group: serving, flag: "once", always: true, bind: yes(&f.Once), usage: "program the kernel, then exit"},
+		{group: serving, flag: "strict", always: true, bind: yes(&f.Strict),
+			usage: "serve --manifests only if nothing in them is wrong or hardly meant; else print it, and exit with status 1"},
 		{group: serving, flag: "feature-gates", field: "featureGates",
 			bind: value(cliflag.NewMapStringBool(&f.said.kubeProxy.FeatureGates)),
 			usage: "Kubernetes' feature gates. Those with a meaning here: " +

@@ -399,7 +399,11 @@ func (e *Engine) log(resolved []string, problems []service.Problem) {
 	}
 	for _, p := range problems {
 		if e.reported.May(said.NamespaceOf(p.Object), now) {
-			e.options.Log.Warn("problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
+			log := e.options.Log
+			if p.File != "" {
+				log = log.With("file", p.File)
+			}
+			log.Warn("problem", "object", p.Object, "field", p.Field, "reason", p.Reason)
 		}
 	}
 	if more, of := e.reported.Withheld(); more > 0 {

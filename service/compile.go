@@ -82,7 +82,7 @@ func (c *compiler) problem(object, field string, cause Cause, reason string) {
 		c.unsaid++
 		return
 	}
-	c.rows.Problems = append(c.rows.Problems, Problem{object, field, reason, cause})
+	c.rows.Problems = append(c.rows.Problems, Problem{Object: object, Field: field, Reason: reason, Cause: cause})
 }
 
 // takes reports whether the Service can be reached at an address, and reports a Problem if it cannot.

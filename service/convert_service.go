@@ -14,6 +14,9 @@ import (
 // proxyNameLabel on a Service says that another proxy handles it.
 const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
+// NoClusterIP is why a Service is ignored to which no API server has given an address.
+const NoClusterIP = "it has no usable clusterIP (yet)"
+
 // FromService validates a Service and keeps what matters. Whatever is wrong in it is left out and
 // named; the rest lives on. A Service that is none of our business comes back with Ignored set.
 func FromService(o *corev1.Service) (*Service, []Problem) {
@@ -32,7 +35,7 @@ func FromService(o *corev1.Service) (*Service, []Problem) {
 		return c.to, nil
 	}
 	if len(c.to.ClusterIPs) == 0 {
-		c.to.Ignored = "it has no usable clusterIP (yet)"
+		c.to.Ignored = NoClusterIP
 	}
 	if !label(c.to.Name.Namespace) || !label(c.to.Name.Name) {
 		c.to.Ignored = "its name is invalid"
@@ -241,6 +244,13 @@ func everyone() []netip.Prefix {
 
 func (c *serviceReader) policies() {
 	spec := &c.from.Spec
+	switch spec.Type {
+	case "", corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer,
+		corev1.ServiceTypeExternalName:
+	default:
+		c.add("spec.type", "%.40q is none of ClusterIP, NodePort, LoadBalancer and ExternalName; ClusterIP is assumed",
+			spec.Type)
+	}
 	if spec.InternalTrafficPolicy != nil {
 		c.to.InternalLocal = c.local("spec.internalTrafficPolicy", string(*spec.InternalTrafficPolicy))
 	}

@@ -175,7 +175,7 @@ func (x *explainer) pool(service *Service, at address, s *selection) int {
 	}
 	switch {
 	case len(s.candidates) == 0:
-		x.decide("it has no endpoints")
+		x.decide("%s", cmp.Or(unserved(at.port, x.t.entries[service.Name].slices), "it has no endpoints"))
 	case s.serving[clusterPool] == 0:
 		x.decide("none of its endpoints can serve")
 	case x.decision.Key.Scope == model.Internal && service.ExternalLocal:

@@ -1,8 +1,9 @@
 package service
 
 import (
-	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -89,6 +90,7 @@ type Problem struct {
 	Field  string `json:"field,omitempty"` // path in the object: "spec.ports[0].port"; empty: all of it
 	Reason string `json:"reason"`          // what is wrong, and what happens therefore
 	Cause  Cause  `json:"cause,omitempty"`
+	File   string `json:"file,omitempty"` // where it is written, with the line: "web.yaml:12"; empty: in no file
 }
 
 // Cause is the class of a Problem.
@@ -100,10 +102,11 @@ const (
 	Share       Cause = "share"       // the namespace's share of what the node has is used up
 	Precedence  Cause = "precedence"  // what is claimed belongs to the node, or to another Service
 	Unsupported Cause = "unsupported" // the kernel of this node cannot do it
+	Warning     Cause = "warning"     // it is valid, but hardly what was meant
 )
 
 // Causes are all of them.
-func Causes() []Cause { return []Cause{Invalid, Share, Precedence, Unsupported} }
+func Causes() []Cause { return []Cause{Invalid, Share, Precedence, Unsupported, Warning} }
 
 func (c Cause) String() string {
 	if c == Invalid {
@@ -112,9 +115,15 @@ func (c Cause) String() string {
 	return string(c)
 }
 
-func (p Problem) Error() string {
-	if p.Field == "" {
-		return p.Object + ": " + p.Reason
+// Word is what a line about it begins with.
+func (p Problem) Word() string {
+	if p.Cause == Warning {
+		return "warning"
 	}
-	return fmt.Sprintf("%s: %s: %s", p.Object, p.Field, p.Reason)
+	return "problem"
+}
+
+func (p Problem) Error() string {
+	words := slices.DeleteFunc([]string{p.File, p.Object, p.Field, p.Reason}, func(s string) bool { return s == "" })
+	return strings.Join(words, ": ")
 }

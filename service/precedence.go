@@ -97,6 +97,6 @@ func (x *contest) loss(c claim, loser, winner *entry) Problem {
 	if rightOf(x.members[winner]) < rightOf(at) {
 		why = fmt.Sprintf("as its %s, which comes before an address that a Service itself names", x.members[winner])
 	}
-	return Problem{"Service " + loser.service.Name.String(), what,
-		fmt.Sprintf("belongs to Service %s, %s; this one is not reached there", winner.service.Name, why), Precedence}
+	return Problem{Object: "Service " + loser.service.Name.String(), Field: what, Cause: Precedence,
+		Reason: fmt.Sprintf("belongs to Service %s, %s; this one is not reached there", winner.service.Name, why)}
 }

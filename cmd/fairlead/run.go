@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/internal/cli"
+	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/version"
 )
 
@@ -80,6 +82,11 @@ func run(ctx context.Context, flags *config.Flags) error {
 		fmt.Println(version.Line("fairlead"))
 		return nil
 	}
+	if flags.Strict {
+		if err := checkManifests(ctx, flags); err != nil {
+			return err
+		}
+	}
 	boundGarbage()
 	out, err := logOutput(flags)
 	if err != nil {
@@ -101,6 +108,25 @@ func run(ctx context.Context, flags *config.Flags) error {
 		return cli.ConfigError(daemon.Init(o))
 	}
 	return cli.ConfigError(serve(ctx, flags, o))
+}
+
+// checkManifests prints all that is wrong in the manifests, or hardly meant, and fails if there is anything.
+func checkManifests(ctx context.Context, flags *config.Flags) error {
+	c, err := flags.Load()
+	if err == nil && len(c.Fairlead.Manifests) == 0 {
+		err = errors.New("--strict is about manifests, and --manifests names none")
+	}
+	if err != nil {
+		return cli.Misused(err)
+	}
+	_, problems, err := daemon.Compile(ctx, c, daemon.NewLogs(io.Discard))
+	for _, p := range problems {
+		fmt.Fprintf(os.Stderr, "%s: %s\n", p.Word(), p.Error())
+	}
+	if err == nil && len(problems) > 0 {
+		err = fmt.Errorf("nothing is served: %s, see above", said.Count(len(problems), "problem"))
+	}
+	return cli.ConfigError(err)
 }
 
 // logOutput is where the log goes, until the process ends.

@@ -67,7 +67,7 @@ func (i *Inspection) Offline(ctx context.Context) (*service.Table, error) {
 	}
 	table, problems, err := daemon.Compile(ctx, c, daemon.NewLogs(io.Discard))
 	for _, p := range problems {
-		fmt.Fprintln(os.Stderr, "problem:", p.Error())
+		fmt.Fprintf(os.Stderr, "%s: %s\n", p.Word(), p.Error())
 	}
 	return table, ConfigError(err)
 }

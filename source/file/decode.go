@@ -2,15 +2,18 @@ package file
 
 import (
 	"bytes"
+	"cmp"
 	stdjson "encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
-	"k8s.io/apimachinery/pkg/util/json"
+	"sigs.k8s.io/json"
 
 	"fairlead.dev/fairlead/service"
 )
@@ -20,10 +23,12 @@ type object struct {
 	kind string
 	name service.Name
 	// value is a *service.Service, a *service.Slice, the []*service.Slice of an Endpoints, a
-	// *service.Node, the []netip.Prefix of a ServiceCIDR; nil for all other kinds, which are only
-	// counted.
+	// *service.Node, the []netip.Prefix of a ServiceCIDR, the *workload of what makes pods; nil for all other kinds,
+	// which are only counted.
 	value any
 	wrong string // what its problems call it; empty: it has none
+	wants *wants // of a Service that a proxy serves
+	path  string // where it is in its part of the file; empty: the part is the object
 }
 
 func (o object) String() string {
@@ -57,7 +62,7 @@ func (h header) items() (items []stdjson.RawMessage, err error) {
 	if h.Items == nil {
 		return nil, nil
 	}
-	if err := json.Unmarshal(h.Items, &items); err != nil {
+	if err := json.UnmarshalCaseSensitivePreserveInts(h.Items, &items); err != nil {
 		return nil, fmt.Errorf("items: %w", err)
 	}
 	return items, nil
@@ -68,7 +73,7 @@ func decodeHeader(text []byte, otherwise typeMeta) (header, error) {
 	if text[0] != '{' {
 		return h, errors.New("is not a Kubernetes object")
 	}
-	if err := json.Unmarshal(text, &h); err != nil {
+	if err := json.UnmarshalCaseSensitivePreserveInts(text, &h); err != nil {
 		return h, err
 	}
 	if h.Kind == "" {
@@ -80,12 +85,18 @@ func decodeHeader(text []byte, otherwise typeMeta) (header, error) {
 	return h, nil
 }
 
-// toJSON is the JSON form of a YAML or JSON text.
-func toJSON(text []byte) ([]byte, error) {
+// toJSON is the JSON form of a part.
+func (d *decoder) toJSON(text []byte) ([]byte, error) {
+	d.text = text
 	if t := bytes.TrimSpace(text); len(t) > 0 && t[0] == '{' && stdjson.Valid(t) {
 		return t, nil // the YAML parser is slower and has limits that JSON does not have
 	}
-	return yamlToJSON(text)
+	w, err := convertYAML(text)
+	if err != nil {
+		return nil, err
+	}
+	d.truths = w.truths
+	return w.Bytes(), nil
 }
 
 // maxDepth limits Lists in Lists.
@@ -96,12 +107,32 @@ type decoder struct {
 	node     string // name of the own Node
 	previous func(object) (object, bool)
 	objects  []object
-	problems []service.Problem
+	problems []located
+
+	text   []byte // of the part
+	parsed *node  // the same; nil: nothing was asked about it
+	path   string // of the object at hand
+	truths bool   // a key in the part is read as a truth value
+}
+
+// located is a problem, and the line in its part of the file, counted from 1.
+type located struct {
+	service.Problem
+	line int
+}
+
+// root is the part's tree.
+func (d *decoder) root() *node {
+	if d.parsed == nil {
+		root := tree(d.text)
+		d.parsed = &root
+	}
+	return d.parsed
 }
 
 // document decodes what stands alone.
 func (d *decoder) document(text []byte) error {
-	converted, err := toJSON(text)
+	converted, err := d.toJSON(text)
 	if err != nil {
 		return err
 	}
@@ -114,7 +145,7 @@ var errItems = errors.New("has items in more than one place")
 // head decodes a document without its items, and returns what those are. If the document is no List
 // it is an object of its own, and ok is false.
 func (d *decoder) head(text []byte) (list typeMeta, ok bool, err error) {
-	converted, err := toJSON(text)
+	converted, err := d.toJSON(text)
 	if err != nil {
 		return typeMeta{}, false, err
 	}
@@ -134,7 +165,7 @@ func (d *decoder) head(text []byte) (list typeMeta, ok bool, err error) {
 
 // item decodes an item of a List: in YAML still a sequence of one.
 func (d *decoder) item(text []byte, list typeMeta) error {
-	converted, err := toJSON(text)
+	converted, err := d.toJSON(text)
 	if err != nil {
 		return err
 	}
@@ -166,11 +197,14 @@ func (d *decoder) json(text []byte, otherwise typeMeta, depth int) error {
 	if err != nil {
 		return err
 	}
+	of := d.path
 	for i, item := range items {
+		d.path = fmt.Sprintf("%s.items[%d]", of, i)
 		if err := d.json(item, list, depth-1); err != nil {
 			return fmt.Errorf("items[%d]: %w", i, err)
 		}
 	}
+	d.path = of
 	return nil
 }
 
@@ -183,20 +217,26 @@ func (d *decoder) object(h header, text []byte) {
 	if o.name.Namespace == "" && h.Kind != "Node" && h.Kind != "ServiceCIDR" {
 		o.name.Namespace = "default"
 	}
-	value, problems, err := convert(h, text)
+	problems, err := d.convert(&o, h, text)
 	if err != nil {
 		var p service.Problem
 		o, p = d.keep(o, err)
 		problems = append(problems, p)
-	} else {
-		o.value = value
 	}
-	if o.wrong = ""; len(problems) > 0 {
-		o.wrong = problems[0].Object
+	if d.truths {
+		problems = append(problems, d.truthKeys(o)...)
 	}
-	d.problems = append(d.problems, problems...)
+	o.path, o.wrong = d.path, ""
+	for _, p := range problems {
+		p.Object = cmp.Or(p.Object, o.String())
+		d.problems = append(d.problems, located{p, d.root().line(steps(d.path + "." + p.Field))})
+		o.wrong = p.Object
+	}
 	d.objects = append(d.objects, o)
 }
+
+// errMisread is a problem because of which an object cannot be decoded.
+type errMisread struct{ service.Problem }
 
 // keep is the object as it was before it could not be decoded; if it was not, an object of no use.
 func (d *decoder) keep(o object, err error) (object, service.Problem) {
@@ -204,34 +244,52 @@ func (d *decoder) keep(o object, err error) (object, service.Problem) {
 	if old, ok := d.previous(o); ok {
 		o, fate = old, "its last good version stays in force"
 	}
-	reason := strings.TrimPrefix(err.Error(), "json: ") + "; " + fate
-	return o, service.Problem{Object: o.String(), Reason: reason}
+	p := service.Problem{Reason: err.Error()}
+	if misread, ok := errors.AsType[errMisread](err); ok {
+		p = misread.Problem
+	}
+	p.Object, p.Reason = o.String(), p.Reason+"; "+fate
+	return o, p
 }
 
 // convert makes of an object what the Table needs; nil if it needs nothing.
-func convert(h header, text []byte) (any, []service.Problem, error) {
+func (d *decoder) convert(o *object, h header, text []byte) (problems []service.Problem, err error) {
 	switch h.APIVersion + " " + h.Kind {
 	case "v1 Service":
-		return decodeTo(text, service.FromService)
+		return decodeTo(d, o, text, func(from *corev1.Service) (*service.Service, []service.Problem) {
+			s, problems := service.FromService(from)
+			o.wants = wantsOf(from, s)
+			return s, problems
+		})
 	case "v1 Endpoints":
-		return decodeTo(text, service.FromEndpoints)
+		return decodeTo(d, o, text, service.FromEndpoints)
 	case "v1 Node":
-		return decodeTo(text, service.FromNode)
+		return decodeTo(d, o, text, service.FromNode)
 	case "discovery.k8s.io/v1 EndpointSlice":
-		return decodeTo(text, service.FromSlice)
+		return decodeTo(d, o, text, service.FromSlice)
 	case "networking.k8s.io/v1 ServiceCIDR":
-		return decodeTo(text, func(c *networkingv1.ServiceCIDR) ([]netip.Prefix, []service.Problem) {
+		return decodeTo(d, o, text, func(c *networkingv1.ServiceCIDR) ([]netip.Prefix, []service.Problem) {
 			return service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{c})
 		})
 	}
-	return nil, nil, nil
+	if w := workloadOf(text); w != nil {
+		o.value = w
+	}
+	if p := mistaken(h); p.Field != "" {
+		problems = append(problems, p)
+	}
+	return problems, nil
 }
 
-func decodeTo[K, V any](text []byte, from func(*K) (V, []service.Problem)) (any, []service.Problem, error) {
+func decodeTo[K, V any](
+	d *decoder, to *object, text []byte, from func(*K) (V, []service.Problem),
+) ([]service.Problem, error) {
 	var o K
-	if err := json.Unmarshal(text, &o); err != nil {
-		return nil, nil, err
+	unknown, err := json.UnmarshalStrict(text, &o, json.DisallowUnknownFields)
+	if err != nil {
+		return nil, errMisread{d.misread(err, text, new(K))}
 	}
 	value, problems := from(&o)
-	return value, problems, nil
+	to.value = value
+	return append(problems, unknownFields(unknown, reflect.TypeFor[K]())...), nil
 }

@@ -370,7 +370,10 @@ func (s *Source) batch() (service.Batch, bool) {
 		now = newView(s.sorted())
 	}
 	b := now.batch(old)
-	news, resolved := s.stand(append(s.failures(), now.duplicates...))
+	if now != old {
+		now.warned = now.warnings(false)
+	}
+	news, resolved := s.stand(slices.Concat(s.failures(), now.duplicates, now.warned), &b)
 	b.Problems, b.Resolved = append(s.fresh, news...), resolved
 	for object := range old.wrong {
 		if !now.wrong[object] {
@@ -401,21 +404,28 @@ func (s *Source) failures() []service.Problem {
 	return all
 }
 
-// stand returns those problems that did not stand before, and of which objects one stands no more. Of such an object
-// those that stand are news again.
-func (s *Source) stand(problems []service.Problem) (news []service.Problem, resolved []string) {
+// stand returns those problems that did not stand before, and of which objects one stands no more. Of such an object,
+// and of a Service that has changed, those that stand are news again. That a problem is on another line now is no news.
+func (s *Source) stand(problems []service.Problem, b *service.Batch) (news []service.Problem, resolved []string) {
 	standing := map[service.Problem]bool{}
+	changed, gone := map[string]bool{}, map[string]bool{}
+	for name, is := range b.Services.All() {
+		changed["Service "+name.String()], gone["Service "+name.String()] = true, is == nil
+	}
 	for _, p := range problems {
+		p.File = ""
 		standing[p] = false
 	}
 	for p := range s.standing {
-		if _, stands := standing[p]; !stands && !slices.Contains(resolved, p.Object) {
+		if _, stands := standing[p]; !stands && !gone[p.Object] && !slices.Contains(resolved, p.Object) {
 			resolved = append(resolved, p.Object)
 		}
 	}
-	for _, p := range problems {
-		if !standing[p] && (!s.standing[p] || slices.Contains(resolved, p.Object)) {
-			news = append(news, p)
+	for _, said := range problems {
+		p := said
+		p.File = ""
+		if !standing[p] && (!s.standing[p] || changed[p.Object] || slices.Contains(resolved, p.Object)) {
+			news = append(news, said)
 		}
 		standing[p] = true
 	}

@@ -1,7 +1,6 @@
 package file
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +35,8 @@ const (
 // content is what one part of a file says. The key tells whether it would say the same now.
 type content struct {
 	key
-	objects []object
+	objects    []object
+	start, end int64 // in the file
 }
 
 type key struct {
@@ -46,7 +46,7 @@ type key struct {
 
 // reading is one pass over a file.
 type reading struct {
-	file     *os.File
+	file     io.ReaderAt
 	name     string
 	node     string
 	seed     maphash.Seed
@@ -56,6 +56,7 @@ type reading struct {
 	problems []service.Problem // of objects
 	failures []service.Problem // of documents that do not parse, or of the whole file
 	more     struct{ problems, failures int }
+	lines    lines // of file
 	decoded  int64 // bytes
 	torn     bool  // it was written meanwhile
 	workers  int
@@ -65,9 +66,9 @@ type reading struct {
 	before map[string]object
 }
 
-func newReading(opened *os.File, f *file, s *Source) *reading {
+func newReading(opened io.ReaderAt, f *file, s *Source) *reading {
 	r := &reading{
-		file: opened, name: f.path, node: s.options.Node, seed: s.seed, old: f.contents,
+		file: opened, lines: lines{of: opened}, name: f.path, node: s.options.Node, seed: s.seed, old: f.contents,
 		workers: maxWorkers, memory: s.memory,
 	}
 	r.known = make(map[key][]object, len(r.old))
@@ -78,17 +79,27 @@ func newReading(opened *os.File, f *file, s *Source) *reading {
 }
 
 // run reads the file. Its only error is that of ctx.
-func (r *reading) run(ctx context.Context) error {
-	before, err := r.file.Stat()
+func (r *reading) run(ctx context.Context, opened *os.File) error {
+	before, err := opened.Stat()
 	if err != nil {
 		r.fail(0, err)
 		return nil
 	}
-	if before.Size() > maxFile {
+	if err := r.all(ctx, before.Size()); err != nil {
+		return err
+	}
+	after, err := opened.Stat()
+	r.torn = err != nil || after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime())
+	return nil
+}
+
+// all reads so many bytes.
+func (r *reading) all(ctx context.Context, size int64) error {
+	if size > maxFile {
 		r.fail(0, fmt.Errorf("is larger than %d MiB", maxFile>>20))
 		return nil
 	}
-	docs, err := split(r.file, before.Size(), r.seed)
+	docs, err := split(r.file, size, r.seed)
 	if err != nil {
 		r.fail(0, err)
 	}
@@ -102,8 +113,6 @@ func (r *reading) run(ctx context.Context) error {
 		}
 	}
 	r.countMore()
-	after, err := r.file.Stat()
-	r.torn = err != nil || after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime())
 	return nil
 }
 
@@ -139,7 +148,7 @@ func (r *reading) list(ctx context.Context, d document) error {
 		return partError{d.start, err}
 	}
 	if !ok { // of some other kind, which happens to have items
-		return r.take(result{content: content{objects: head.objects}, problems: head.problems})
+		return r.take(result{content{objects: head.objects, start: d.start, end: d.end}, head.problems, 0, nil})
 	}
 	return r.items(ctx, d.items, list)
 }
@@ -184,7 +193,7 @@ func (r *reading) takeAll(results []result) error {
 // result is what decoding a part has given.
 type result struct {
 	content  content
-	problems []service.Problem
+	problems []located
 	bytes    int64 // decoded
 	err      error
 }
@@ -193,7 +202,7 @@ type result struct {
 func (r *reading) decode(p part, list typeMeta, decode func(*decoder, []byte) error) result {
 	k := key{p.hash, list}
 	if objects, ok := r.known[k]; ok && p.hash != 0 {
-		return result{content: content{k, objects}}
+		return result{content: content{k, objects, p.start, p.end}}
 	}
 	text, err := r.text(p.start, p.end)
 	d := r.decoder()
@@ -203,7 +212,7 @@ func (r *reading) decode(p part, list typeMeta, decode func(*decoder, []byte) er
 	if err != nil {
 		err = partError{p.start, err}
 	}
-	return result{content{k, d.objects}, d.problems, p.end - p.start, err}
+	return result{content{k, d.objects, p.start, p.end}, d.problems, p.end - p.start, err}
 }
 
 func (r *reading) take(d result) error {
@@ -213,7 +222,10 @@ func (r *reading) take(d result) error {
 	}
 	r.contents = append(r.contents, d.content)
 	room := min(maxProblems-len(r.problems), len(d.problems))
-	r.problems = append(r.problems, d.problems[:room]...)
+	for _, p := range d.problems[:room] {
+		p.File = fmt.Sprintf("%s:%d", r.name, r.lines.number(d.content.start)+p.line-1)
+		r.problems = append(r.problems, p.Problem)
+	}
 	r.more.problems += len(d.problems) - room
 	return nil
 }
@@ -290,9 +302,9 @@ func (r *reading) fail(number int, err error) {
 		return
 	}
 	p := service.Problem{Object: r.name, Reason: said.Brief(err.Error())}
-	var located partError
-	if errors.As(err, &located) {
-		line, reason := r.line(located.at), strings.TrimPrefix(p.Reason, "yaml: ")
+	var at partError
+	if errors.As(err, &at) {
+		line, reason := r.lines.number(at.at), strings.TrimPrefix(p.Reason, "yaml: ")
 		if n, rest, ok := yamlLine(reason); ok {
 			line, reason = line+n-1, rest
 		}
@@ -324,17 +336,4 @@ func yamlLine(message string) (int, string, bool) {
 		n++ // the parser, unlike the scanner below it, counts from zero
 	}
 	return n, message, true
-}
-
-// line is the number of the line at an offset.
-func (r *reading) line(offset int64) int {
-	section := io.NewSectionReader(r.file, 0, offset)
-	buffer := make([]byte, 64<<10)
-	for line := 1; ; {
-		n, err := section.Read(buffer)
-		line += bytes.Count(buffer[:n], []byte("\n"))
-		if err != nil {
-			return line
-		}
-	}
 }

@@ -75,6 +75,7 @@ type file struct {
 	gone     bool        // from its root
 	info     os.FileInfo // when it was last read; nil: it has to be read
 	last     os.FileInfo // the same, also if it has to be read again
+	data     []byte      // in place of a file that can be opened
 	contents []content
 	whole    bool              // contents are of a reading without failures
 	torn     bool              // it was written while it was read
@@ -234,7 +235,7 @@ func (s *Source) readFile(ctx context.Context, f *file, info os.FileInfo, worker
 	defer opened.Close()
 	r := newReading(opened, f, s)
 	r.workers = min(workers, maxWorkers)
-	err = r.run(ctx)
+	err = r.run(ctx, opened)
 	return finished{f, info, r, err, time.Since(start)}
 }
 

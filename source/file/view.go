@@ -23,6 +23,10 @@ type view struct {
 	wrong      map[string]bool // objects that have problems
 	twice      []object        // found more than once
 	duplicates []service.Problem
+
+	workloads map[string][]*workload // by namespace
+	wanting   []place                // Services
+	warned    []service.Problem
 }
 
 // newView puts the files together, in order: of an object that is in two of them, the last one wins.
@@ -33,6 +37,8 @@ func newView(files []*file) *view {
 		slices:   map[service.Name]*service.Slice{},
 		skipped:  map[string]int{},
 		wrong:    map[string]bool{},
+
+		workloads: map[string][]*workload{},
 	}
 	var old []*service.Slice
 	for _, f := range files {
@@ -45,6 +51,9 @@ func newView(files []*file) *view {
 					old = append(old, e...)
 				} else {
 					v.add(o)
+				}
+				if o.wants != nil {
+					v.wanting = append(v.wanting, place{f, c.start, c.end, o})
 				}
 			}
 		}
@@ -71,6 +80,9 @@ func (v *view) add(o object) {
 		v.node = value
 	case []netip.Prefix:
 		v.cidrs = append(v.cidrs, value...)
+	case *workload:
+		v.skipped[o.kind]++
+		v.workloads[o.name.Namespace] = append(v.workloads[o.name.Namespace], value)
 	case nil:
 		v.skipped[o.kind]++
 	}

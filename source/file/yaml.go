@@ -33,6 +33,14 @@ var (
 
 // yamlToJSON converts one document.
 func yamlToJSON(text []byte) ([]byte, error) {
+	w, err := convertYAML(text)
+	if err != nil {
+		return nil, err
+	}
+	return w.Bytes(), nil
+}
+
+func convertYAML(text []byte) (*jsonWriter, error) {
 	var root node
 	if err := yaml.Unmarshal(text, &root); err != nil {
 		return nil, err
@@ -40,10 +48,7 @@ func yamlToJSON(text []byte) ([]byte, error) {
 	w := &jsonWriter{most: growth*len(text) + growthAtAll}
 	w.scalars = json.NewEncoder(&w.Buffer)
 	w.scalars.SetEscapeHTML(false)
-	if err := w.value(root, maxNesting); err != nil {
-		return nil, err
-	}
-	return w.Bytes(), nil
+	return w, w.value(root, maxNesting)
 }
 
 // node is a value in the parser's tree. The zero node is null.
@@ -57,8 +62,9 @@ func (n *node) UnmarshalYAML(decode func(any) error) error {
 
 // mapKey is a key of a map. The zero mapKey is null.
 type mapKey struct {
-	text string
-	some bool
+	text  string
+	some  bool
+	truth bool // it is a word such as on, and becomes true or false
 }
 
 // UnmarshalYAML implements yaml.Unmarshaler. It writes numbers as sigs.k8s.io/yaml does.
@@ -78,6 +84,9 @@ func (k *mapKey) UnmarshalYAML(decode func(any) error) error {
 	switch v := value.(type) {
 	case string:
 		k.text = v
+	case bool:
+		k.truth = isTruthWord(k.text)
+		k.text = strconv.FormatBool(v)
 	case float64:
 		k.text = strconv.FormatFloat(v, 'g', -1, 32)
 	default:
@@ -91,6 +100,7 @@ type jsonWriter struct {
 	bytes.Buffer
 	scalars *json.Encoder // to the Buffer
 	most    int           // bytes
+	truths  bool          // a key is a truth value
 }
 
 // value writes a node as JSON. It replaces aliases, so the length is checked at each value: a few lines of YAML can
@@ -185,6 +195,7 @@ func (w *jsonWriter) object(entries map[mapKey]node, depth int) error {
 		if !k.some {
 			return errKey
 		}
+		w.truths = w.truths || k.truth
 		if i > 0 {
 			w.WriteByte(',')
 		}

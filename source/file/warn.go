@@ -1,0 +1,187 @@
+package file
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"fairlead.dev/fairlead/said"
+	"fairlead.dev/fairlead/service"
+)
+
+// place is an object, and where it is.
+type place struct {
+	file       *file
+	start, end int64
+	object
+}
+
+// maxWarnings bounds what a dump of a cluster, whose Services may well have no pods, makes of the log.
+const maxWarnings = 100
+
+// warner finds what in Services is valid, but hardly meant.
+type warner struct {
+	*view
+	become bool // pods become endpoints, as in a cluster
+	slices map[service.Name][]*service.Slice
+	pods   map[string]map[string][]*workload // by namespace, and by each of their labels
+	found  []service.Problem
+
+	opened *os.File
+	of     *file
+	lines  lines
+}
+
+// warnings are those of all Services.
+func (v *view) warnings(become bool) []service.Problem {
+	w := &warner{view: v, become: become, slices: map[service.Name][]*service.Slice{},
+		pods: map[string]map[string][]*workload{}}
+	defer func() { _ = w.opened.Close() }() // of nil it is an error only
+	for name, s := range v.slices {
+		of := service.Name{Namespace: name.Namespace, Name: s.Service}
+		w.slices[of] = append(w.slices[of], s)
+	}
+	more := 0
+	for _, p := range v.wanting {
+		s := p.value.(*service.Service)
+		if v.services[p.name] != s {
+			continue // another one of that name is in force
+		}
+		for _, warning := range w.service(&p, s) {
+			if len(w.found) >= maxWarnings {
+				more++
+				continue
+			}
+			warning.File = w.locate(&p, warning.Field)
+			w.found = append(w.found, warning)
+		}
+	}
+	if more > 0 {
+		w.found = append(w.found, service.Problem{Object: "manifests", Cause: service.Warning,
+			Reason: fmt.Sprintf("%d more warnings", more)})
+	}
+	return w.found
+}
+
+// service are the warnings of one Service.
+func (w *warner) service(p *place, s *service.Service) []service.Problem {
+	list, pods := w.slices[p.name], w.selected(p)
+	if w.become && s.Ignored != "" {
+		allocated := *s // the cluster will give it an address
+		allocated.Ignored = ""
+		s = &allocated
+	}
+	warnings := service.Warnings(s, list)
+	empty := s.Ignored == "" && !slices.ContainsFunc(list, func(s *service.Slice) bool { return len(s.Endpoints) > 0 })
+	switch {
+	case !empty || len(p.wants.selector) == 0:
+	case len(pods) == 0 && (w.become || len(w.workloads) > 0):
+		warnings[0].Field, warnings[0].Reason = "spec.selector", w.unselective(p)
+	case w.become:
+		warnings = nil
+	default:
+		warnings[0].Reason = "no EndpointSlice of the manifests has endpoints for it, and fairlead run makes none of pods; " +
+			"connections are refused"
+	}
+	for i, t := range p.wants.targets {
+		ports, misses := t.misses(pods)
+		if !misses || len(pods) == 0 {
+			continue
+		}
+		have := "no ports"
+		if ports != nil {
+			have = said.List(ports)
+		}
+		warnings = append(warnings, service.Problem{Object: "Service " + p.name.String(), Cause: service.Warning,
+			Field: fmt.Sprintf("spec.ports[%d].targetPort", i),
+			Reason: fmt.Sprintf("%s/%s is a port of no container that the Service selects; these have %s",
+				t.port.String(), strings.ToLower(string(t.protocol)), have)})
+	}
+	return warnings
+}
+
+// unselective says that a selector selects nothing.
+func (w *warner) unselective(p *place) string {
+	labels := w.labels(p.name.Namespace)
+	meant := ""
+	for _, pair := range p.wants.selector {
+		if labels[pair] == nil && meant == "" {
+			meant = said.Meant(pair, slices.Sorted(maps.Keys(labels)))
+		}
+	}
+	return fmt.Sprintf("%s selects no pod of namespace %s in the manifests; connections are refused%s",
+		strings.Join(p.wants.selector, ","), p.name.Namespace, meant)
+}
+
+// selected are the workloads whose pods a Service selects.
+func (w *warner) selected(p *place) []*workload {
+	if len(p.wants.selector) == 0 {
+		return nil
+	}
+	some := w.labels(p.name.Namespace)[p.wants.selector[0]]
+	return slices.DeleteFunc(slices.Clone(some), func(of *workload) bool { return !p.wants.selects(of) })
+}
+
+// labels are the workloads of a namespace by each of their labels.
+func (w *warner) labels(namespace string) map[string][]*workload {
+	if known := w.pods[namespace]; known != nil {
+		return known
+	}
+	all := map[string][]*workload{}
+	for _, one := range w.workloads[namespace] {
+		for _, pair := range one.labels {
+			all[pair] = append(all[pair], one)
+		}
+	}
+	w.pods[namespace] = all
+	return all
+}
+
+// locate names the line of a field. The file may have changed since it was read: it is read again soon.
+func (w *warner) locate(p *place, field string) string {
+	var in io.ReaderAt = bytes.NewReader(p.file.data)
+	if p.file.data == nil {
+		if w.of != p.file {
+			_ = w.opened.Close()
+			w.of = p.file
+			w.opened, _ = os.Open(p.file.path) // what cannot be opened cannot be read either
+		}
+		in = w.opened
+	}
+	if w.lines.of != in {
+		w.lines = lines{of: in}
+	}
+	text := make([]byte, min(p.end-p.start, maxPart))
+	if _, err := in.ReadAt(text, p.start); err != nil {
+		return p.file.path
+	}
+	return fmt.Sprintf("%s:%d", p.file.path, w.lines.number(p.start)+tree(text).line(steps(p.path+"."+field))-1)
+}
+
+// Manifest is a text that is not in a file of its own.
+type Manifest struct {
+	Name string // as in messages
+	Data []byte
+}
+
+// Check returns what is wrong with the objects of manifests, and what is hardly meant, where a cluster gives out
+// addresses and makes endpoints of pods. Its error is that of ctx.
+func Check(ctx context.Context, manifests []Manifest) (problems []service.Problem, err error) {
+	s := newSource(Options{})
+	var files []*file
+	for _, m := range manifests {
+		f := &file{path: m.Name, data: m.Data}
+		r := newReading(bytes.NewReader(m.Data), f, s)
+		if err := r.all(ctx, int64(len(m.Data))); err != nil {
+			return nil, err
+		}
+		problems = append(problems, f.take(r)...)
+		files = append(files, f)
+	}
+	return append(problems, newView(files).warnings(true)...), nil
+}
