@@ -16,6 +16,7 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -260,9 +261,10 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		HardFail:        d.config.Load().KubeProxy.BindAddressHardFail,
 		ControlSocket:   s.ControlSocket,
 		About:           d.about,
-		Control:         map[string]http.Handler{"/switch": &d.switches, "/events": http.HandlerFunc(d.serveEvents)},
-		ControlRefused:  func(err error) { d.report.warn(reasonControl, err.Error()) },
-		Observer:        observers{d.metrics, d.report, &d.options.Logs.Events, &beginning{inForce: d.inForce}},
+		Control: map[string]http.Handler{"/switch": &d.switches, "/events": http.HandlerFunc(d.serveEvents),
+			"/configz": http.HandlerFunc(d.serveConfig)},
+		ControlRefused: func(err error) { d.report.warn(reasonControl, err.Error()) },
+		Observer:       observers{d.metrics, d.report, &d.options.Logs.Events, &beginning{inForce: d.inForce}},
 
 		ConnectionClosed: d.metrics.ConnectionClosed,
 	})
@@ -414,6 +416,12 @@ func (d *Daemon) about() engine.About {
 		}
 	}
 	return a
+}
+
+// serveConfig answers GET /configz on the control socket, as port 10249 does.
+func (d *Daemon) serveConfig(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(d.configz()) // fails if the client has hung up
 }
 
 func (d *Daemon) configz() map[string]any {

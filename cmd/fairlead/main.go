@@ -6,6 +6,7 @@
 //	status     how the running proxy does.
 //	audit      what in the kernel is not as it should be.
 //	monitor    what happens: changes, backends, connections.
+//	report     an archive for a bug report.
 //	switch     another data plane for the running proxy.
 //	clean      delete all that run, or kube-proxy, has made.
 //	config     the configuration that results from files and flags.
@@ -47,8 +48,8 @@ func root() *cobra.Command {
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), servicesCommand(), whyCommand(),
-		probeCommand(), monitorCommand(), auditCommand(), switchCommand(), cleanCommand(), configCommand(),
-		versionCommand())
+		probeCommand(), monitorCommand(), reportCommand(), auditCommand(), switchCommand(), cleanCommand(),
+		configCommand(), versionCommand())
 	for name, short := range map[string]string{
 		"demo":      "bring Services to life in a virtual cluster on this machine, use them all, and check what happens",
 		"recommend": "say which data plane suits this node, by what its kernel can do and by measuring",
