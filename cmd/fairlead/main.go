@@ -48,7 +48,7 @@ func root() *cobra.Command {
 	}
 	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), servicesCommand(), whyCommand(),
-		probeCommand(), monitorCommand(), reportCommand(), auditCommand(), switchCommand(), cleanCommand(),
+		probeCommand(), topCommand(), monitorCommand(), reportCommand(), auditCommand(), switchCommand(), cleanCommand(),
 		configCommand(), versionCommand())
 	for name, short := range map[string]string{
 		"demo":      "bring Services to life in a virtual cluster on this machine, use them all, and check what happens",
