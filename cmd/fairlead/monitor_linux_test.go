@@ -121,7 +121,7 @@ func TestMonitor(t *testing.T) {
 	}
 }
 
-func TestMonitor_ipvs(t *testing.T) {
+func TestRun_ipvsMonitor(t *testing.T) {
 	if needIPVS(t) {
 		return
 	}
@@ -130,7 +130,7 @@ func TestMonitor_ipvs(t *testing.T) {
 	w.watches("data plane ipvs; new connections: each, from connection tracking")
 }
 
-func TestMonitor_ebpf(t *testing.T) {
+func TestRun_ebpfMonitor(t *testing.T) {
 	m := newMachine(t)
 	p := m.start("--proxy-mode", "ebpf")
 	m.watches("data plane ebpf; new connections: those of packets from connection tracking")
