@@ -5,6 +5,9 @@
 //	dump       the rows.
 //	status     how the running proxy does.
 //	audit      what in the kernel is not as it should be.
+//	services   where each Service is reached, its endpoints and connections; top: the same live.
+//	why        which step fails between a Service and its backends?
+//	probe      do endpoints answer?
 //	monitor    what happens: changes, backends, connections.
 //	report     an archive for a bug report.
 //	switch     another data plane for the running proxy.
