@@ -59,7 +59,7 @@ func (i *Inspection) Check() error {
 	return nil
 }
 
-// Offline compiles the manifests. Problems are printed, one a line.
+// Offline compiles the manifests. Problems other than warnings are printed, one a line.
 func (i *Inspection) Offline(ctx context.Context) (*service.Table, error) {
 	c, err := i.Flags.Load()
 	if err != nil {
@@ -67,7 +67,9 @@ func (i *Inspection) Offline(ctx context.Context) (*service.Table, error) {
 	}
 	table, problems, err := daemon.Compile(ctx, c, daemon.NewLogs(io.Discard))
 	for _, p := range problems {
-		fmt.Fprintf(os.Stderr, "%s: %s\n", p.Word(), p.Error())
+		if p.Cause != service.Warning { // which is about objects that no question is about
+			fmt.Fprintf(os.Stderr, "%s: %s\n", p.Word(), p.Error())
+		}
 	}
 	return table, ConfigError(err)
 }
