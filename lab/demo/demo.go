@@ -35,6 +35,7 @@ import (
 	"fairlead.dev/fairlead/lab/testbed/cluster"
 	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/service"
+	"fairlead.dev/fairlead/source/file"
 )
 
 //go:embed shop.yaml
@@ -54,13 +55,19 @@ type Options struct {
 	Out   io.Writer
 	JSON  bool // print for machines what there is to tell, at the end
 	Keep  bool // let the cluster run until the context ends
+	// Strict runs nothing if anything in the manifests is wrong, or hardly meant.
+	Strict bool
 }
 
-// carries is the mode in which the proxy's process carries connections.
-const carries = "userspace"
+const (
+	// carries is the mode in which the proxy's process carries connections.
+	carries = "userspace"
+	// socketwise is the mode that needs a cgroup for the cluster, or else would be for the whole machine.
+	socketwise = "ebpf"
+)
 
-// Modes are those that can be shown. Mode ebpf is for all network namespaces of a machine.
-func Modes() []string { return []string{"nftables", "iptables", "ipvs", carries} }
+// Modes are those that can be shown.
+func Modes() []string { return []string{"nftables", "iptables", "ipvs", socketwise, carries} }
 
 var (
 	// ErrInput is wrapped by errors about what Options.Files name.
@@ -78,8 +85,10 @@ type demo struct {
 	cluster  *cluster.Cluster
 	result   *cluster.Result
 	problems []cluster.Problem // of the manifests
+	warnings []service.Problem // what is hardly meant in them
 	pod      *testbed.Pod      // client
 	proxy    *proxy
+	plane    string // that serves
 	trials   []*trial
 	faults   []string // what was not as it should be
 }
@@ -101,11 +110,20 @@ func Run(ctx context.Context, o Options) (err error) {
 	if d.dir, err = os.MkdirTemp("", "fairlead-demo-"); err != nil {
 		return err
 	}
-	if d.bed, err = testbed.New(ctx, testbed.Spec{}); err != nil {
+	if d.bed, err = d.newBed(ctx); err != nil {
 		return err
 	}
 	d.cluster = cluster.New(d.bed)
 	return d.run(ctx, manifests)
+}
+
+// newBed has a cgroup if the mode needs one. Where there can be none, the proxy says so and takes another mode.
+func (d *demo) newBed(ctx context.Context) (*testbed.Bed, error) {
+	bed, err := testbed.New(ctx, testbed.Spec{Cgroup: d.Mode == socketwise})
+	if err != nil && d.Mode == socketwise {
+		return testbed.New(ctx, testbed.Spec{})
+	}
+	return bed, err
 }
 
 func (d *demo) close() (err error) {
@@ -119,13 +137,19 @@ func (d *demo) close() (err error) {
 }
 
 func (d *demo) run(ctx context.Context, manifests []cluster.Manifest) error {
-	d.printf("A virtual cluster: two nodes and a client outside, in network namespaces of this process.\n")
 	if err := d.apply(ctx, manifests); err != nil {
 		return err
 	}
 	d.problems = d.result.Problems
-	d.printProblems()
+	if err := d.check(ctx, manifests); err != nil {
+		return err
+	}
+	if n := len(d.problems) + len(d.warnings); d.Strict && n > 0 {
+		d.printProblems()
+		return fmt.Errorf("nothing is run: %s, see above", said.Count(n, "problem"))
+	}
 	if len(d.result.Services) == 0 {
+		d.printProblems()
 		return fmt.Errorf("%w: there is no Service in %s", ErrInput, strings.Join(d.Files, ", "))
 	}
 	if err := d.play(ctx); err != nil {
@@ -148,10 +172,43 @@ func (d *demo) run(ctx context.Context, manifests []cluster.Manifest) error {
 	switch {
 	case len(d.faults) > 0:
 		return ErrFault
-	case len(d.problems) > 0:
-		return fmt.Errorf("%w: %s, see above", ErrInput, said.Count(len(d.problems), "problem"))
+	case d.invalid() > 0:
+		return fmt.Errorf("%w: %s, see above", ErrInput, said.Count(d.invalid(), "problem"))
 	}
 	return nil
+}
+
+// check finds what is hardly meant in manifests. Those of the demo's own shop are meant.
+func (d *demo) check(ctx context.Context, manifests []cluster.Manifest) error {
+	if len(d.Files) == 0 {
+		return nil
+	}
+	var texts []file.Manifest
+	for _, m := range manifests {
+		texts = append(texts, file.Manifest{Name: m.Name, Data: m.Data})
+	}
+	found, err := file.Check(ctx, texts)
+	about := func(object string) func(service.Problem) bool {
+		return func(p service.Problem) bool { return p.Object == object && p.Cause != service.Warning }
+	}
+	d.problems = slices.DeleteFunc(d.problems, func(p cluster.Problem) bool { // which the other explains better
+		return strings.HasPrefix(p.Reason, "json: ") && slices.ContainsFunc(found, about(p.Object))
+	})
+	d.warnings = slices.DeleteFunc(found, func(p service.Problem) bool {
+		return slices.ContainsFunc(d.problems, func(known cluster.Problem) bool { return known.Object == p.Object })
+	})
+	return err
+}
+
+// invalid is how many problems the manifests have, apart from warnings.
+func (d *demo) invalid() int {
+	n := len(d.problems)
+	for _, p := range d.warnings {
+		if p.Cause != service.Warning {
+			n++
+		}
+	}
+	return n
 }
 
 // play runs the proxy, and makes and prints all trials.
@@ -160,7 +217,9 @@ func (d *demo) play(ctx context.Context) (err error) {
 		return err
 	}
 	start := time.Now()
-	d.proxy = newProxy(d.bed, d.Options, d.dir)
+	if d.proxy, err = newProxy(d.bed, d.Options, d.dir); err != nil {
+		return err
+	}
 	if err := d.proxy.start(ctx); err != nil {
 		return err
 	}
@@ -169,6 +228,7 @@ func (d *demo) play(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	d.plane = serving.Plane
 	d.printStart(serving, took)
 	if d.trials, err = d.plan(ctx); err != nil {
 		return err
@@ -230,6 +290,7 @@ func (d *demo) trial(ctx context.Context, e cluster.Address, from testbed.Place)
 		t.iface = "eth0"
 	}
 	t.spec = d.service(e.Service)
+	t.warned = slices.ContainsFunc(d.warnings, func(p service.Problem) bool { return p.Object == "Service "+e.Service })
 	for _, p := range d.result.Pods {
 		t.here = t.here || p.Node == testbed.Node && slices.ContainsFunc(e.Backends, func(b cluster.Backend) bool {
 			return b.Place == p.Place

@@ -82,6 +82,34 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// What is hardly meant is said, with its line, and does not look like success. In strict mode nothing is run.
+func TestRun_warnings(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.yaml")
+	const text = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, labels: {app: web}}\n" +
+		"spec: {containers: [{name: c, ports: [{containerPort: 80}]}]}\n" +
+		"---\napiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  selector: {app: wbe}\n  ports: [{port: 80}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := runDemo(t.Context(), t, []string{fairlead, "run"}, file)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{
+		"Data plane ", "warning: " + file + ":10: Service default/web: spec.selector: app=wbe selects no pod",
+		`did you mean "app=web"?`, "refused: no endpoints; see the warning", "all as the manifests say",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the demo does not say %q", want)
+		}
+	}
+	var strict bytes.Buffer
+	err = Run(t.Context(), Options{Files: []string{file}, Proxy: []string{"/does/not/exist"}, Out: &strict, Strict: true})
+	if err == nil || errors.Is(err, ErrInput) || !strings.Contains(strict.String(), "app=wbe") {
+		t.Errorf("strict: %v\n%s", err, &strict)
+	}
+}
+
 // The data plane that carries connections itself tells another end of the story, and the same before.
 func TestRun_userspace(t *testing.T) {
 	var out bytes.Buffer
@@ -92,6 +120,21 @@ func TestRun_userspace(t *testing.T) {
 	}
 	if acts := strings.Count(out.String(), "connections, 0 failed"); acts != 2 {
 		t.Error("the story does not end well")
+	}
+	compare(t, filepath.Join("testdata", "shop.want"), ways(out.String()))
+}
+
+// Mode ebpf concerns the cluster only. A machine that cannot serve it says so first, and serves another.
+func TestRun_ebpf(t *testing.T) {
+	var out bytes.Buffer
+	err := Run(t.Context(), Options{Proxy: []string{fairlead, "run"}, Mode: socketwise, Out: &out})
+	t.Log(&out)
+	if err != nil {
+		t.Error(err)
+	}
+	first, _, _ := strings.Cut(out.String(), "\n")
+	if !strings.HasPrefix(first, "Data plane ebpf ") && !strings.HasPrefix(first, "This machine cannot serve mode ebpf") {
+		t.Errorf("it begins with %q", first)
 	}
 	compare(t, filepath.Join("testdata", "shop.want"), ways(out.String()))
 }

@@ -23,15 +23,21 @@ func (d *demo) printJSON() error {
 	out := struct {
 		Ways     []way          `json:"ways"`
 		Faults   []string       `json:"faults"`   // those of ways, and of what came after them
+		Plane    string         `json:"plane"`    // that served
 		Problems []string       `json:"problems"` // of manifests
+		Warnings []string       `json:"warnings"` // what is hardly meant in them
 		Notes    []string       `json:"notes"`
 		Skipped  map[string]int `json:"skipped"` // objects by kind
 	}{
-		Ways: []way{}, Faults: append([]string{}, d.faults...), Problems: []string{},
+		Ways: []way{}, Faults: append([]string{}, d.faults...), Problems: []string{}, Warnings: []string{},
+		Plane: d.plane,
 		Notes: append([]string{}, d.result.Notes...), Skipped: d.result.Skipped,
 	}
 	for _, p := range d.problems {
 		out.Problems = append(out.Problems, p.Error())
+	}
+	for _, p := range d.warnings {
+		out.Warnings = append(out.Warnings, p.Error())
 	}
 	for _, t := range d.trials {
 		w := way{

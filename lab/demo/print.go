@@ -27,17 +27,23 @@ func (d *demo) printProblems() {
 	for _, p := range d.problems {
 		d.printf("problem: %s\n", p.Error())
 	}
+	for _, p := range d.warnings {
+		d.printf("%s: %s\n", p.Word(), p.Error())
+	}
 }
 
+// printStart says first which data plane it is that does what follows.
 func (d *demo) printStart(serving engine.About, took time.Duration) {
-	d.printf("%s, %s. The proxy, with data plane %s, was ready after %s.\n", said.Count(len(d.result.Pods), "pod"),
-		said.Count(len(d.result.Services), "Service"), serving.Plane, took.Round(time.Millisecond))
 	if d.Mode != "" && serving.Plane != d.Mode {
 		d.printf("This machine cannot serve mode %s, so data plane %s serves instead:\n", d.Mode, serving.Plane)
 		for _, w := range d.proxy.warnings() {
 			d.printf("  %s\n", w)
 		}
 	}
+	d.printf("Data plane %s was ready after %s.\n", serving.Plane, took.Round(time.Millisecond))
+	d.printf("A virtual cluster: two nodes and a client outside, in network namespaces of this process. %s, %s.\n",
+		said.Count(len(d.result.Pods), "pod"), said.Count(len(d.result.Services), "Service"))
+	d.printProblems()
 	for _, n := range d.result.Notes {
 		d.printf("%s.\n", n)
 	}
@@ -173,6 +179,9 @@ func (d *demo) printSummary() {
 		}
 	}
 	verdict := "all as it should be"
+	if n := len(d.warnings); n > 0 {
+		verdict = fmt.Sprintf("all as the manifests say, which may not be what is meant: see %s above", said.Count(n, "line"))
+	}
 	if len(d.faults) > 0 {
 		verdict = fmt.Sprintf("%d NOT as they should be", len(d.faults))
 	}

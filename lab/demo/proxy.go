@@ -29,10 +29,11 @@ type proxy struct {
 	argv              []string
 	log               string // file
 	socket            string // where it answers questions
+	files             []*os.File
 }
 
 // newProxy makes the command line. Files, among them the manifests, are in dir.
-func newProxy(bed *testbed.Bed, o Options, dir string) *proxy {
+func newProxy(bed *testbed.Bed, o Options, dir string) (*proxy, error) {
 	p := &proxy{bed: bed, log: filepath.Join(dir, "proxy.log"), socket: filepath.Join(dir, "control")}
 	p.argv = append(p.argv, o.Proxy...)
 	if o.Mode != "" {
@@ -44,7 +45,15 @@ func newProxy(bed *testbed.Bed, o Options, dir string) *proxy {
 		p.argv = append(p.argv, "--node-ip", bed.Addr(testbed.Node, v6).String())
 	}
 	p.argv = append(p.argv, "--cluster-cidr", testbed.ClusterCIDR())
-	return p
+	if o.Mode == socketwise && bed.Cgroup() != "" {
+		pins, _, err := testbed.BPFFS() // which lasts while this process has it open
+		if err != nil {
+			return nil, err
+		}
+		p.files = append(p.files, pins) // number 3 there
+		p.argv = append(p.argv, "--cgroup-root", bed.Cgroup(), "--bpf-root", "/proc/self/fd/3")
+	}
+	return p, nil
 }
 
 // start starts the process, which dies with ctx and with this process, and returns when the kernel holds every Service.
@@ -53,7 +62,7 @@ func (p *proxy) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	started, err := kubernetes.StartProxy(ctx, kubernetes.ProxyOptions{Bed: p.bed, Command: p.argv, Log: log})
+	started, err := kubernetes.StartProxy(ctx, kubernetes.ProxyOptions{Bed: p.bed, Command: p.argv, Log: log, Files: p.files})
 	if err != nil {
 		return errors.Join(err, log.Close())
 	}
@@ -120,7 +129,8 @@ func (p *proxy) warnings() []string {
 		return []string{err.Error()}
 	}
 	lines := slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool {
-		return !strings.Contains(line, " level=WARN ") && !strings.Contains(line, " level=ERROR ")
+		about := strings.Contains(line, " msg=problem ") // the manifests, of which the demo has said it
+		return about || !strings.Contains(line, " level=WARN ") && !strings.Contains(line, " level=ERROR ")
 	})
 	return lines[:min(len(lines), most)]
 }

@@ -55,6 +55,7 @@ type trial struct {
 	node   netip.Addr // of the node
 	here   bool       // a ready endpoint is on the node
 	tries  int
+	warned bool // what its Service says is hardly meant
 
 	want     service.Explanation
 	backends map[string]service.Chance // the wanted ones, by pod
@@ -81,6 +82,9 @@ func (t *trial) run(ctx context.Context, bed *testbed.Bed) error {
 		return nil
 	case t.want.Verdict == forward:
 		return t.sample(ctx, bed)
+	case due == reject && t.warned:
+		t.note = "refused: " + why + "; see the warning"
+		return t.denied(ctx, bed, testbed.Refused)
 	case due == reject:
 		t.note = "refused, as it should be: " + why
 		return t.denied(ctx, bed, testbed.Refused)

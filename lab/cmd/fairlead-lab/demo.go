@@ -29,7 +29,7 @@ func demoCommand() *cobra.Command {
 			"the node and from outside. Nothing outside of the namespaces is touched, and nothing remains.\n" +
 			"Exit status 1: a Service did not do what it should. 2: the manifests have problems.",
 		Example: "  fairlead demo\n  fairlead demo -f app.yaml -f more/\n" +
-			"  kubectl get all,endpoints -A -o yaml | fairlead demo -f -",
+			"  kubectl get svc,endpointslices,pods,nodes -A -o yaml | fairlead demo -f -",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
@@ -46,6 +46,8 @@ func demoCommand() *cobra.Command {
 		"manifests: a file, a directory, or - for the standard input (repeatable; default: a small shop)")
 	c.Flags().StringVar(&o.Mode, "proxy-mode", demo.Modes()[0], "the data plane: one of "+strings.Join(demo.Modes(), ", "))
 	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	c.Flags().BoolVar(&o.Strict, "strict", false,
+		"run nothing if anything in the manifests is wrong or hardly meant, and exit with status 1")
 	c.Flags().BoolVar(&o.Keep, "keep", false, "let the cluster run until Ctrl-C, and say how to look into it")
 	return c
 }
