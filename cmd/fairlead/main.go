@@ -49,7 +49,6 @@ func root() *cobra.Command {
 		Use:   programs.Agent,
 		Short: "makes Kubernetes Services work on a node",
 	}
-	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), servicesCommand(), whyCommand(),
 		probeCommand(), topCommand(), monitorCommand(), reportCommand(), auditCommand(), switchCommand(), cleanCommand(),
 		configCommand(), versionCommand())

@@ -23,7 +23,7 @@ func monitorCommand() *cobra.Command {
 	var verdicts []string
 	c := &cobra.Command{
 		Use:   "monitor",
-		Short: "print what happens while it does: changes, backends, repairs, connections, what is refused",
+		Short: "print what happens: changes, backends, repairs, connections, what is refused",
 		Long: "monitor prints an event a line until it is interrupted (Ctrl-C). Events are rows that changed, backends\n" +
 			"that joined or left, repairs, lines of the log, and connections. Of a connection it names the backend, or why\n" +
 			"it was refused or dropped. The first line says which connections the data plane can tell of. Each namespace\n" +

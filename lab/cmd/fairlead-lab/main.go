@@ -36,7 +36,6 @@ func root(name string) *cobra.Command {
 		Use:   name,
 		Short: "builds virtual clusters on this machine, and measures in them",
 	}
-	c.CompletionOptions.HiddenDefaultCmd = true
 	c.AddCommand(demoCommand(), recommendCommand(), benchCommand())
 	cli.SetVersion(c, programs.Lab)
 	return c
