@@ -10,6 +10,7 @@
 //	probe      do endpoints answer?
 //	monitor    what happens: changes, backends, connections.
 //	report     an archive for a bug report.
+//	ui         a page that shows what the running proxy does.
 //	switch     another data plane for the running proxy.
 //	clean      delete all that run, or kube-proxy, has made.
 //	config     the configuration that results from files and flags.
@@ -50,8 +51,8 @@ func root() *cobra.Command {
 		Short: "makes Kubernetes Services work on a node",
 	}
 	c.AddCommand(runCommand(), explainCommand(), dumpCommand(), statusCommand(), servicesCommand(), whyCommand(),
-		probeCommand(), topCommand(), monitorCommand(), reportCommand(), auditCommand(), switchCommand(), cleanCommand(),
-		configCommand(), versionCommand())
+		probeCommand(), topCommand(), monitorCommand(), reportCommand(), auditCommand(), uiCommand(), switchCommand(),
+		cleanCommand(), configCommand(), versionCommand())
 	for name, short := range map[string]string{
 		"demo":      "bring Services to life in a virtual cluster on this machine, use them all, and check what happens",
 		"recommend": "say which data plane suits this node, by what its kernel can do and by measuring",
