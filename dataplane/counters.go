@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -41,6 +42,7 @@ func (d Dials) MarshalJSON() ([]byte, error) {
 type Served struct {
 	Pool        model.PoolID
 	Backend     netip.AddrPort // not valid: all that have left the pool
+	Affinity    bool           // all to which session affinity has led, of a plane that cannot tell them apart
 	Connections uint64
 	Failed      uint64 // connections for which it was tried in vain, by a plane that connects itself
 	// Of what passes as packets: where both ends have sockets on the node, the plane sees only the connection.
@@ -60,11 +62,41 @@ func (s Served) MarshalJSON() ([]byte, error) {
 }
 
 func (s Served) backend() string {
+	if s.Affinity {
+		return "affinity"
+	}
 	if !s.Backend.IsValid() {
 		return "gone"
 	}
 	return s.Backend.String()
 }
+
+// Tally adds up what several kernel objects have counted of one backend.
+type Tally map[backendOf]Served
+
+type backendOf struct {
+	pool     model.PoolID
+	backend  netip.AddrPort
+	affinity bool
+}
+
+// Add adds what one object has counted.
+func (t Tally) Add(s Served) {
+	key := backendOf{s.Pool, s.Backend, s.Affinity}
+	sum, ok := t[key]
+	if !ok {
+		t[key] = s
+		return
+	}
+	sum.Connections += s.Connections
+	sum.Failed += s.Failed
+	sum.ToBackend = sum.ToBackend.plus(s.ToBackend)
+	sum.ToClient = sum.ToClient.plus(s.ToClient)
+	t[key] = sum
+}
+
+// Served are the sums.
+func (t Tally) Served() []Served { return slices.Collect(maps.Values(t)) }
 
 // Traffic is packets, and their bytes.
 type Traffic struct {
@@ -72,12 +104,40 @@ type Traffic struct {
 	Bytes   uint64 `json:"bytes"`
 }
 
-// Refused is what a row has refused, or all guards together, which have no address.
+func (t Traffic) plus(o Traffic) Traffic { return Traffic{t.Packets + o.Packets, t.Bytes + o.Bytes} }
+
+// A Reason is why a connection was refused.
+type Reason string
+
+// The reasons that planes can tell.
+const (
+	NoEndpoints      Reason = "no-endpoints"
+	NoLocalEndpoints Reason = "no-local-endpoints"
+	SourceNotAllowed Reason = "source-not-allowed"
+	NoServicePort    Reason = "no-service-port" // of guards: nothing is served there
+)
+
+// RefusedBy is what a row has refused that refuses all clients.
+func RefusedBy(key model.Key, v model.Verdict, connections uint64) Refused {
+	r := Refused{
+		Addr: key.Addr, Port: key.Port, Protocol: key.Protocol, Verdict: v, Reason: NoEndpoints, Connections: connections,
+	}
+	switch v {
+	case model.Drop:
+		r.Reason = NoLocalEndpoints
+	case model.Forward: // the kernel has not taken what should serve it
+		r.Verdict, r.Reason = model.Reject, ""
+	}
+	return r
+}
+
+// Refused is what a row has refused. Without an address it is what all guards have refused, or all rows for one reason.
 type Refused struct {
 	Addr        netip.Addr
 	Port        uint16 // 0: the address itself, for ports that no row names
 	Protocol    model.Protocol
 	Verdict     model.Verdict
+	Reason      Reason // empty: the plane cannot tell
 	Connections uint64
 }
 
@@ -86,12 +146,15 @@ func (r Refused) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		By          string `json:"by"`
 		Verdict     string `json:"verdict"`
+		Reason      Reason `json:"reason,omitempty"`
 		Connections uint64 `json:"connections"`
-	}{r.by(), r.Verdict.String(), r.Connections})
+	}{r.by(), r.Verdict.String(), r.Reason, r.Connections})
 }
 
 func (r Refused) by() string {
 	switch {
+	case !r.Addr.IsValid() && r.Reason == SourceNotAllowed:
+		return "source-ranges"
 	case !r.Addr.IsValid():
 		return "guards"
 	case r.Port == 0:
@@ -127,7 +190,7 @@ func (c *Counters) Sort() {
 	})
 	slices.SortFunc(c.Refused, func(a, b Refused) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol),
-			cmp.Compare(a.Verdict, b.Verdict))
+			cmp.Compare(a.Verdict, b.Verdict), cmp.Compare(a.Reason, b.Reason))
 	})
 	slices.SortFunc(c.Tables, func(a, b Table) int { return strings.Compare(a.Name, b.Name) })
 }
@@ -147,7 +210,11 @@ func (c Counters) String() string {
 		text.WriteString("\n")
 	}
 	for _, r := range c.Refused {
-		fmt.Fprintf(&text, "refused %s %s %d\n", r.by(), r.Verdict, r.Connections)
+		fmt.Fprintf(&text, "refused %s %s %d", r.by(), r.Verdict, r.Connections)
+		if r.Reason != "" {
+			fmt.Fprintf(&text, " %s", r.Reason)
+		}
+		text.WriteString("\n")
 	}
 	for _, t := range c.Tables {
 		fmt.Fprintf(&text, "table %s capacity %d", t.Name, t.Capacity)

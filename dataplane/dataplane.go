@@ -88,8 +88,9 @@ const (
 
 // Observed is what a plane tells of itself.
 type Observed interface {
-	// Counters are sums since this process first called Sync, those of refused connections since the node started. The
-	// error wraps errors.ErrUnsupported if the plane counts nothing.
+	// Counters are sums. Where the kernel counts, they are those of its objects that are there now, whichever process has
+	// made them. Else they begin when this process first calls Sync, those of refused connections when the node starts.
+	// The error wraps errors.ErrUnsupported if the plane counts nothing.
 	Counters(ctx context.Context) (Counters, error)
 	// Describe says whose the kernel objects are, where their names do not: a line for each object as the tool that lists
 	// them names it. It asks no kernel.
@@ -179,6 +180,8 @@ type Config struct {
 	LocalnetWasOff bool
 	// KeepLocalnet has Remove leave that sysctl alone, as another plane has recorded it.
 	KeepLocalnet bool
+	// NoCounters spares the kernel counters that make work or take memory.
+	NoCounters bool
 	// Meter, if not nil, is told what the plane counts.
 	Meter Meter
 	// Fault, if not nil, makes an operation on the kernel fail by returning an error. Tests inject failures with it.

@@ -38,7 +38,7 @@ const (
 func (t *table) constantChains() []nft.Chain {
 	// Packets that IPVS does not take would reach the node's own sockets.
 	rest := nft.NewRule("addresses that are local for IPVS only",
-		t.Family.Load(t.Family.Destination, 0), nft.In("local-addresses"), nft.GoTo(nft.ChainReject))
+		t.Family.Load(t.Family.Destination, 0), nft.In("local-addresses"), nft.Counter(), nft.GoTo(nft.ChainReject))
 	decisions := t.Decisions([]nft.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}, rest)
 	// Only packets of connections pass the chains that decide. A ClusterIP has nothing to decide but the backend, and
 	// NodeLocal DNSCache exempts questions to that of the DNS. For untracked packets to other addresses, allowed sources

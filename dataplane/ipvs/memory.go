@@ -154,7 +154,7 @@ func (m memory) recall() nft.Chain {
 	backend = append(backend, nft.ResetPriority(next+m.Family.Address.Words()+1)...)
 	return nft.Chain{Name: ownName(recallPrefix, m.number), Rules: []nft.Rule{
 		nft.NewRule("remembered", append(known[:len(known):len(known)], m.remember()...)...),
-		nft.NewRule("recall", append(backend, m.Family.TranslateTo(next))...),
+		nft.NewRule("recall", append(backend, nft.Counter(), m.Family.TranslateTo(next))...),
 	}}
 }
 

@@ -76,6 +76,9 @@ type class struct {
 	scope    model.Scope // … of this scope, whose virtual server a forwarded packet goes to
 }
 
+// refuses reports whether it lets no client pass.
+func (c class) refuses() bool { return c.verdict != model.Forward }
+
 // chain is the name of the class's chain; it says all of the class.
 func (c class) chain() string {
 	words := []string{c.verdict.String(), c.scope.String()}

@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -31,6 +30,9 @@ func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 		takenIDs: map[uint32]bool{}, foundIDs: map[string]uint32{}, memories: map[uint32]bool{},
 	}
 	t.Form = t.ownSet
+	for _, set := range []int{frontends, internalFrontends} {
+		t.Sets[set].Counts = func(data []byte) bool { return refuses(nft.Token(nft.Number(data)).Class()) }
+	}
 	return t
 }
 
@@ -57,10 +59,15 @@ func (t *table) use(c class) (id uint32, err error) {
 	if err := t.SetChain(t.classChain(c)); err != nil {
 		return 0, err
 	}
-	if id = cmp.Or(t.foundIDs[name], t.freeID()); id > nft.MaxClass {
+	if id = t.foundIDs[name]; id == 0 || c.refuses() != refuses(id) { // none, or that of an earlier version
+		id = t.freeID(c)
+	}
+	if id > nft.MaxClass {
 		return 0, fmt.Errorf("more than %d different ways to treat connections", nft.MaxClass)
 	}
-	delete(t.foundIDs, name)
+	if t.foundIDs[name] == id {
+		delete(t.foundIDs, name)
+	}
 	t.takenIDs[id] = true
 	t.classes[c] = &classUse{id, 1}
 	key := string(nft.Native(uint32(nft.NewToken(id, 0))))
@@ -68,8 +75,16 @@ func (t *table) use(c class) (id uint32, err error) {
 	return id, nil
 }
 
-func (t *table) freeID() (id uint32) {
-	for id = 1; t.takenIDs[id]; {
+// firstRefusal is the least number of classes that refuse all clients: elements that lead to these have a counter.
+const firstRefusal = (nft.MaxClass + 1) / 2
+
+func refuses(id uint32) bool { return id >= firstRefusal }
+
+func (t *table) freeID(c class) (id uint32) {
+	if id = 1; c.refuses() {
+		id = firstRefusal
+	}
+	for t.takenIDs[id] {
 		id++
 	}
 	return id

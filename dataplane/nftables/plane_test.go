@@ -110,7 +110,7 @@ func TestPlane_whatItInstallsCanBeListed(t *testing.T) {
 			"10.96.0.10 . tcp . 80 : ",
 			"dnat ip to meta priority & 8003:ffff . numgen random mod 1 map @slots",
 			"update @affinity-32772 { ip saddr timeout 3h : meta priority }",
-			"ip daddr . meta l4proto . th dport . ip saddr != @sources drop", // whose elements nft prints as numbers
+			"ip daddr . meta l4proto . th dport . ip saddr != @sources counter packets 0 bytes 0 drop", // whose elements nft prints as numbers
 			"elements = { 255211815836608127482530978773845671936-255211815836608127482530978773862449151",
 			"elements = { 10.96.0.0-10.96.6.255, 10.96.8.0-10.96.255.255 }",
 			"iifname \"cali*\" goto internal",

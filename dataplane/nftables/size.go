@@ -34,6 +34,9 @@ func newToken(c class, s size, pool uint32) token {
 
 func (t token) pool() uint32 { return uint32(t) & poolMask }
 
+// class is the number of the token's class.
+func (t token) class() uint32 { return uint32(t) & classMask >> poolBits }
+
 // A size is how many slots a pool has, and whether they lead to names. A number above exactSizes is rounded up to one
 // of eight in each power of two. A packet that comes to a slot beyond the pool's last one tries again.
 type size struct {

@@ -57,6 +57,7 @@ const (
 	serviceFlags     = 7
 	serviceTimeout   = 8
 	serviceNetmask   = 9
+	serviceStats     = 12 // in 64 bits
 
 	destAddress  = 1 // of destinations
 	destPort     = 2
@@ -66,6 +67,7 @@ const (
 	destLower    = 6
 	destActive   = 7
 	destInactive = 8
+	destStats    = 12 // in 64 bits
 )
 
 // Masquerade is IP_VS_CONN_F_MASQ, the forwarding method that translates address and port.
@@ -136,6 +138,7 @@ type Destination struct {
 	Method       uint32 // of forwarding
 	Upper, Lower uint32 // thresholds
 	Connections  uint32
+	Stats
 }
 
 // Request is one thing to do to IPVS. The kernel answers each by itself, so that one that it refuses

@@ -22,6 +22,36 @@ const listTries = 10
 type Server struct {
 	Scheduler string
 	Flags     uint32
+	Stats
+}
+
+// Stats are what the kernel has counted since it has had the server. "In" is what clients send.
+type Stats struct{ Conns, InPackets, OutPackets, InBytes, OutBytes uint64 }
+
+// Less is what is left of s without o, which may have been read a little later.
+func (s Stats) Less(o Stats) Stats {
+	less := func(a, b uint64) uint64 { return max(a, b) - b }
+	return Stats{
+		less(s.Conns, o.Conns), less(s.InPackets, o.InPackets), less(s.OutPackets, o.OutPackets),
+		less(s.InBytes, o.InBytes), less(s.OutBytes, o.OutBytes),
+	}
+}
+
+// decode reads attributes with numbers. The kernel may put padding between them.
+func (s *Stats) decode(b []byte) error {
+	const header, size = 4, 4 + 8
+	of := [...]*uint64{1: &s.Conns, &s.InPackets, &s.OutPackets, &s.InBytes, &s.OutBytes}
+	for len(b) >= header {
+		n, kind := int(binary.NativeEndian.Uint16(b)), int(binary.NativeEndian.Uint16(b[2:]))
+		if n < header || n > len(b) {
+			return fmt.Errorf("statistics: an attribute of %d bytes in %d", n, len(b))
+		}
+		if 0 < kind && kind < len(of) && n == size {
+			*of[kind] = binary.NativeEndian.Uint64(b[header:])
+		}
+		b = b[min((n+3)&^3, len(b)):]
+	}
+	return nil
 }
 
 // Servers are all virtual servers in the namespace, of all programs. The kernel hands out a list in parts. Between two
@@ -93,6 +123,8 @@ func decodeServer(ad *netlink.AttributeDecoder) (key Key, s Server) {
 			if b := ad.Bytes(); len(b) >= 4 {
 				s.Flags = binary.NativeEndian.Uint32(b) &^ hashed
 			}
+		case serviceStats:
+			ad.Do(s.decode)
 		}
 	}
 	if key.Mark != 0 {
@@ -150,6 +182,8 @@ func decodeDestination(ad *netlink.AttributeDecoder, v6 bool) (d Destination) {
 			d.Lower = ad.Uint32()
 		case destActive, destInactive:
 			d.Connections += ad.Uint32()
+		case destStats:
+			ad.Do(d.decode)
 		}
 	}
 	d.Addr = netip.AddrPortFrom(decodeAddress(address, v6), port)

@@ -114,6 +114,8 @@ type Element struct {
 	Chain     string        // of verdict maps
 	End       bool          // of an interval
 	Left      time.Duration // until it goes; 0: it stays
+	Counts    bool          // it has a counter
+	Count     Count
 }
 
 func decodeElement(b []byte) (e Element) {
@@ -128,6 +130,10 @@ func decodeElement(b []byte) (e Element) {
 			if len(data) == 8 {
 				e.Left = time.Duration(binary.BigEndian.Uint64(data)) * time.Millisecond
 			}
+		case unix.NFTA_SET_ELEM_EXPR:
+			e.Count, e.Counts = countOf(data)
+		case elementExpressions:
+			e.Count, e.Counts = decodeCount(data)
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = len(data) == 4 && binary.BigEndian.Uint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		}

@@ -136,8 +136,24 @@ func (t *Table) loadRules(c *nfnetlink.Socket) error {
 
 // List calls f for each element of a set as the kernel lists it, and reset when it lists from the start. Keys and data
 // have the lengths that the set has for them; what is listed of a set in another form is left out.
+//
+// Elements with a counter that should have none, or the other way round, are exchanged.
 func (t *Table) List(c *nfnetlink.Socket, set int, reset func(), f func(Element)) error {
-	return t.ListOf(c, t.Sets[set], reset, f)
+	s := t.Sets[set]
+	if s.Counts == nil {
+		return t.ListOf(c, s, reset, f)
+	}
+	var others []Element
+	restart := func() { others = nil; reset() }
+	err := t.ListOf(c, s, restart, func(e Element) {
+		if f(e); e.Counts != s.Counts(e.Data) {
+			others = append(others, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data)})
+		}
+	})
+	if err == nil {
+		t.recount(set, others)
+	}
+	return err
 }
 
 // ListOf is List for any set.

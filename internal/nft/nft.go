@@ -85,6 +85,9 @@ type Set struct {
 	Maximum uint32  // elements; 0: no limit, or 65,535 where rules add them
 	Jump    bool    // verdict maps: who comes back from a chain goes on
 	Shared  bool    // several rows may need one element, see Own
+
+	// Counts, if not nil, says which elements have a counter, by their data.
+	Counts func(data []byte) bool
 }
 
 // Interval reports whether the elements are ranges of an address, which other fields may precede. The key is then one

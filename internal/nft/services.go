@@ -46,7 +46,7 @@ func (t *Table) Decisions(internal []Rule, last ...Rule) []Chain {
 // Guards are the rules for addresses at which nothing is served but frontends.
 func (t *Table) Guards() []Rule {
 	to := func(set string, verdict any) []any {
-		return []any{t.Family.Load(t.Family.Destination, 0), In(set), verdict}
+		return []any{t.Family.Load(t.Family.Destination, 0), In(set), Counter(), verdict}
 	}
 	return []Rule{
 		NewRule("guards: addresses", to("drop-addresses", Drop())...),
@@ -111,7 +111,7 @@ func (t *Table) Admission(v model.Verdict, snat model.SNAT, sources string) (rul
 	add := func(comment string, exprs ...any) { rules = append(rules, NewRule(comment, exprs...)) }
 	if sources != "" {
 		key, next := t.Family.DestinationKey()
-		add("allowed sources", append(key, t.Family.Load(t.Family.Source, next), NotIn(sources), Drop())...)
+		add("allowed sources", append(key, t.Family.Load(t.Family.Source, next), NotIn(sources), Counter(), Drop())...)
 	}
 	switch {
 	case v == model.Drop:

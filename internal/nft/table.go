@@ -222,6 +222,9 @@ func (t *Table) ElementOf(verb uint16, s *Set, key, data []byte) {
 	if !s.Interval() {
 		t.begin(verb, s, key)
 		t.data(verb, s, data)
+		if verb == unix.NFT_MSG_NEWSETELEM && s.counts(data) {
+			t.counter()
+		}
 		t.end()
 		return
 	}

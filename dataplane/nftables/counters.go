@@ -1,0 +1,125 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/nft"
+	"fairlead.dev/fairlead/model"
+)
+
+// The kernel counts connections in the elements that it has found anyway:
+//
+//	slots, backends ─► connections of a backend, as long as the slot leads to it
+//	frontends ───────► those that a row refuses
+//	rules ───────────► those from sources that are not allowed, and those that guards refuse
+//
+// A packet of an open connection meets none of them.
+
+// counts says which elements of the sets have a counter.
+func (t *table) counts() {
+	always := func([]byte) bool { return true }
+	t.Sets[slots].Counts, t.Sets[backends].Counts = always, always
+	t.Sets[frontends].Counts, t.Sets[internalFrontends].Counts = refuses, refuses
+}
+
+// refuses reports whether the row of a token refuses all clients.
+func refuses(data []byte) bool {
+	_, ok := verdictOf[token(nft.Number(data)).class()]
+	return ok
+}
+
+// verdictOf are the numbers of the classes that refuse all clients.
+var verdictOf = func() map[uint32]model.Verdict {
+	all := map[uint32]model.Verdict{}
+	for _, c := range allClasses() {
+		if c.verdict != model.Forward {
+			all[c.number()] = c.verdict
+		}
+	}
+	return all
+}()
+
+// Counters implements dataplane.Observed.
+func (p *Plane) Counters(context.Context) (c dataplane.Counters, err error) {
+	if p.tables == nil {
+		return c, errors.New("nftables: the kernel's content is not known")
+	}
+	tally := dataplane.Tally{}
+	for _, t := range p.tables {
+		if err := p.config.Inject("nftables list"); err != nil {
+			return c, err
+		}
+		if err := t.countServed(p, tally); err != nil {
+			return c, fmt.Errorf("nftables: %w", err)
+		}
+		refused, err := t.countRefused(p)
+		if err != nil {
+			return c, fmt.Errorf("nftables: %w", err)
+		}
+		c.Refused = append(c.Refused, refused...)
+	}
+	c.Served = tally.Served()
+	c.Sort()
+	return c, nil
+}
+
+// countServed adds what has been sent to backends.
+func (t *table) countServed(p *Plane, tally dataplane.Tally) error {
+	byNumber, byNames := map[uint32]model.PoolID{}, map[uint32]model.PoolID{}
+	for id, p := range t.pools {
+		if byNumber[p.number] = id; p.names != nil {
+			byNames[p.names.number] = id
+		}
+	}
+	for set, of := range map[int]func(key uint32) model.PoolID{
+		slots:    func(number uint32) model.PoolID { return byNumber[number] },
+		backends: func(h uint32) model.PoolID { return byNames[handle(h).affinity()] },
+	} {
+		all := dataplane.Tally{}
+		err := t.ListOf(p.ruleset.Socket, t.Sets[set], func() { clear(all) }, func(e nft.Element) {
+			backend, ok := nft.DecodeBackend(e.Data)
+			id := of(binary.NativeEndian.Uint32(e.Key))
+			if ok && e.Count.Packets > 0 && id != (model.PoolID{}) {
+				all.Add(dataplane.Served{Pool: id, Backend: backend, Connections: e.Count.Packets})
+			}
+		})
+		if err != nil {
+			return err
+		}
+		for _, s := range all {
+			tally.Add(s)
+		}
+	}
+	return nil
+}
+
+// countRefused lists what rows and rules have refused.
+func (t *table) countRefused(p *Plane) (all []dataplane.Refused, err error) {
+	for scope, set := range []int{frontends, internalFrontends} {
+		var some []dataplane.Refused
+		err := t.ListOf(p.ruleset.Socket, t.Sets[set], func() { some = nil }, func(e nft.Element) {
+			key, ok := nft.DecodeKey(e.Key, model.Scope(scope))
+			verdict, refuses := verdictOf[token(nft.Number(e.Data)).class()]
+			if ok && refuses && e.Count.Packets > 0 {
+				some = append(some, dataplane.RefusedBy(key, verdict, e.Count.Packets))
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	for _, c := range allClasses() {
+		if !c.limited {
+			continue
+		}
+		if all, err = t.AppendNotAllowed(all, p.ruleset.Socket, c.chain()); err != nil {
+			return nil, err
+		}
+	}
+	return t.AppendGuarded(all, p.ruleset.Socket)
+}

@@ -1,0 +1,246 @@
+package conformance_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/ipvs"
+	"fairlead.dev/fairlead/lab/conformance"
+	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/vm"
+	"fairlead.dev/fairlead/model"
+)
+
+// countedRows have Services with several frontends each, one with affinity, and rows that refuse.
+const countedRows = `
+backend default/web:http cluster 10.244.1.11:8080 local
+backend default/web:http cluster 10.244.2.13:8080
+backend default/web:http cluster 10.244.2.14:8080
+backend default/web:http cluster6 [fd00::af4:10b]:8080 local
+backend default/web:http cluster6 [fd00::af4:20d]:8080
+backend default/dns cluster 10.244.1.12:5353 local
+backend default/dns cluster 10.244.2.13:5353
+backend default/kept cluster 10.244.1.11:8081 local
+backend default/kept cluster 10.244.2.13:8081
+frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat offcluster
+frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat always
+frontend [fd00:96::10]:80/tcp any forward default/web:http cluster6 snat offcluster
+frontend 10.96.0.11:53/udp any forward default/dns cluster snat offcluster
+frontend 10.96.0.12:80/tcp any forward default/kept cluster snat offcluster
+frontend 10.96.0.20:80/tcp any reject default/none:http
+frontend 10.96.0.21:53/udp any drop default/far:dns
+frontend 10.96.0.22:53/udp any forward default/dns cluster snat offcluster allow 198.51.100.0/24
+guard 10.96.0.0/24 reject
+pods 10.244.0.0/16
+pods fd00::af4:0/112
+pool default/kept cluster affinity 3h0m0s
+`
+
+// otherRows give another Service an endpoint.
+const otherRows = `
+backend default/other cluster 10.244.1.12:8080 local
+frontend 10.96.0.30:80/tcp any forward default/other cluster snat offcluster
+`
+
+// counted is a node on which clients ask, and what a plane should have counted of them.
+type counted struct {
+	memories
+	plane     dataplane.Dataplane
+	served    map[string]uint64
+	refused   map[string]uint64
+	inProcess bool // its sums end with the process
+	affinity  bool // it tells those of a pool with affinity by backend
+}
+
+// TestCounters compares what each plane counts with what the backends have answered, and clients were refused.
+func TestCounters(t *testing.T) {
+	t.Parallel()
+	planes := append(successors(t), successor{"ipvs", ipvsPlane(ipvs.Options{})})
+	for _, p := range planes {
+		if p.name == "iptables" || p.name == "userspace" { // they do not count all of this
+			continue
+		}
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			if p.name == "ipvs" && !hasIPVS(t) {
+				vm.Replay(t, "IPVS")
+				return
+			}
+			testCounters(t, p)
+		})
+	}
+}
+
+func testCounters(t *testing.T, p successor) {
+	s, err := model.ParseState(countedRows)
+	must(t, err)
+	c := &counted{
+		memories: memories{t, countedBed(t), p.open, s}, served: map[string]uint64{}, refused: map[string]uint64{},
+		inProcess: p.name == "ebpf" || p.name == "userspace", affinity: p.name != "ipvs",
+	}
+	c.start()
+	c.ask()
+	c.check("at first")
+
+	with, err := model.ParseState(countedRows + otherRows)
+	must(t, err)
+	must(t, c.plane.Apply(t.Context(), with, model.Diff(c.s, with)))
+	c.s = with
+	c.check("after a change of another Service")
+
+	report, err := c.plane.Audit(t.Context(), c.s, dataplane.Full)
+	must(t, err)
+	if len(report.Drifts) > 0 {
+		t.Errorf("audit: %v", report.Drifts)
+	}
+	must(t, errors.Join(c.plane.Repair(t.Context(), c.s, report), c.plane.Sync(t.Context(), c.s)))
+	c.ask()
+	c.check("after a repair")
+
+	must(t, c.plane.Close())
+	c.start()
+	c.check("after a restart")
+	c.ask()
+	c.check("after a restart, with more connections")
+	must(t, errors.Join(c.plane.Remove(t.Context()), c.plane.Close()))
+}
+
+func countedBed(t *testing.T) conformance.Network {
+	var pods []testbed.PodSpec
+	for _, m := range conformance.Cast() {
+		v4 := netip.MustParseAddr(m.Addr)
+		if m.HostNetwork {
+			continue
+		}
+		pods = append(pods, testbed.PodSpec{
+			Name: m.Name, Node: m.Node, Addrs: []netip.Addr{v4, testbed.EmbedV6(v4)}, Ports: []testbed.PodPort{
+				{Protocol: model.TCP, Port: 8080}, {Protocol: model.TCP, Port: 8081}, {Protocol: model.UDP, Port: 5353},
+			},
+		})
+	}
+	return testbed.Need(t, testbed.Spec{Cgroup: true, Pods: pods})
+}
+
+// start opens a plane and has it serve.
+func (c *counted) start() {
+	c.Helper()
+	if c.inProcess {
+		clear(c.served)
+	}
+	p := c.memories.plane(dataplane.Config{})
+	must(c.T, p.Sync(c.Context(), c.s))
+	c.plane = p
+}
+
+// ask has clients everywhere ask each frontend some times.
+func (c *counted) ask() {
+	c.Helper()
+	const times = 7
+	for _, key := range slices.SortedFunc(maps.Keys(c.s.Frontends), model.Key.Compare) {
+		f := c.s.Frontends[key]
+		n, timeout := times, 10*time.Second
+		if f.Verdict == model.Drop || f.Allow != nil { // to see no answer takes long
+			n, timeout = 3, 100*time.Millisecond
+		}
+		for i := range n {
+			from := []testbed.Place{"client", testbed.Node, testbed.Outside}[i%3]
+			o, err := c.bed.Probe(c.Context(), testbed.Probe{
+				From: from, To: key.AddrPort(), Protocol: key.Protocol, Timeout: timeout,
+			})
+			must(c.T, err)
+			c.note(key, f, o)
+		}
+	}
+	for range times {
+		key := model.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 1, Protocol: model.TCP}
+		o, err := c.bed.Probe(c.Context(), testbed.Probe{From: "client", To: key.AddrPort()})
+		must(c.T, err)
+		if o.Result != testbed.Refused {
+			c.Errorf("%s: %s", key, o)
+		}
+		c.refused["guards"]++
+	}
+}
+
+// note expects that what a client has seen was counted.
+func (c *counted) note(key model.Key, f model.Frontend, o testbed.Outcome) {
+	c.Helper()
+	switch {
+	case o.Result == testbed.Answered:
+		at := slices.IndexFunc(conformance.Cast(), func(m conformance.Member) bool { return m.Name == o.Backend })
+		addr := netip.MustParseAddr(conformance.Cast()[at].Addr)
+		if key.Addr.Is6() {
+			addr = testbed.EmbedV6(addr)
+		}
+		backends := c.s.Pools[f.Pool].Backends
+		i := slices.IndexFunc(backends, func(b model.Backend) bool { return b.Addr == addr })
+		c.served[c.of(f.Pool, backends[i].AddrPort())]++
+	case f.Allow != nil:
+		c.refused["source-ranges"]++
+	case f.Verdict == model.Forward:
+		c.Errorf("%s: %s", key, o)
+	default:
+		c.refused[key.String()]++
+	}
+}
+
+// of names what is counted together.
+func (c *counted) of(pool model.PoolID, backend netip.AddrPort) string {
+	if c.s.Pools[pool].Affinity > 0 && !c.affinity {
+		return pool.String()
+	}
+	return fmt.Sprint(pool, " ", backend)
+}
+
+// check waits, as IPVS adds up what it has counted every two seconds.
+func (c *counted) check(when string) {
+	c.Helper()
+	var err error
+	bounded, cancel := context.WithTimeout(c.Context(), 15*time.Second)
+	defer cancel()
+	_ = eventually.Poll(bounded, func() error {
+		err = c.compare()
+		return err
+	})
+	if err != nil {
+		c.Errorf("%s: %v", when, err)
+	}
+}
+
+func (c *counted) compare() error {
+	have, err := c.plane.Counters(c.Context())
+	if err != nil {
+		return err
+	}
+	served, refused := map[string]uint64{}, map[string]uint64{}
+	for _, s := range have.Served {
+		if s.Connections > 0 { // else it got packets of a connection that an earlier process has counted
+			served[c.of(s.Pool, s.Backend)] += s.Connections
+		}
+	}
+	for _, r := range have.Refused {
+		key := model.Key{Addr: r.Addr, Port: r.Port, Protocol: r.Protocol}
+		switch {
+		case r.Reason == dataplane.SourceNotAllowed, c.s.Frontends[key].Allow != nil: // some planes count by row
+			refused["source-ranges"] += r.Connections
+		case !r.Addr.IsValid():
+			refused["guards"] += r.Connections
+		default:
+			refused[key.String()] += r.Connections
+		}
+	}
+	for what, of := range map[string][2]map[string]uint64{"served": {served, c.served}, "refused": {refused, c.refused}} {
+		if !maps.Equal(of[0], of[1]) {
+			return fmt.Errorf("%s\n%v, not\n%v\n%s", what, of[0], of[1], have)
+		}
+	}
+	return nil
+}
