@@ -18,6 +18,8 @@ type Counters struct {
 	Refused []Refused `json:"refused"`
 	Tables  []Table   `json:"tables"`
 	Dials   *Dials    `json:"dials,omitempty"`
+
+	OnlyRefused bool `json:"-"` // the plane does not count what is served
 }
 
 // Dials are what a plane has counted that connects to backends itself.

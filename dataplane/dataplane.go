@@ -180,8 +180,8 @@ type Config struct {
 	LocalnetWasOff bool
 	// KeepLocalnet has Remove leave that sysctl alone, as another plane has recorded it.
 	KeepLocalnet bool
-	// NoCounters spares the kernel counters that make work or take memory.
-	NoCounters bool
+	// CountBackends has the plane count the connections of backends even where that costs something.
+	CountBackends bool
 	// Meter, if not nil, is told what the plane counts.
 	Meter Meter
 	// Fault, if not nil, makes an operation on the kernel fail by returning an error. Tests inject failures with it.

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"time"
 
 	"k8s.io/component-base/metrics"
 
@@ -20,6 +21,8 @@ type plane struct {
 	served map[model.PoolID]sums // when it was asked last
 	total  sums
 	top    top
+	last   dataplane.Counters
+	again  time.Time // when it is asked again
 }
 
 // sums are of a pool, of a port of a Service, or of all.
@@ -30,16 +33,18 @@ type sums struct {
 
 func newPlane(s *registry) plane {
 	const only, carried = " Data plane ebpf only.", " Data plane userspace only."
-	const both = " Data planes ebpf and userspace only."
+	const packets, most = " Data planes ebpf and ipvs only.", " Data planes ebpf, ipvs and userspace only."
 	return plane{
-		connections: s.scrapedCounter(fairlead("served_connections_total", "Connections that got a backend."+both)),
+		connections: s.scrapedCounter(fairlead("served_connections_total", "Connections that got a backend."+most)),
 		packets: s.scrapedCounter(fairlead("served_packets_total",
-			"Packets that the programs at devices translated, by destination."+only, "to")),
+			"Packets of connections to backends, by destination; in mode ebpf those that programs at devices translated."+
+				packets, "to")),
 		bytes: s.scrapedCounter(fairlead("served_bytes_total",
-			"Bytes of packets that the programs at devices translated, by destination."+only, "to")),
+			"Bytes of packets of connections to backends, by destination; in mode ebpf of those that programs at devices "+
+				"translated."+packets, "to")),
 		refused: s.scrapedCounter(fairlead("refused_connections_total",
-			"Connections that were refused or dropped (for packets, each attempt), by verdict. Data plane userspace also "+
-				"counts those for which a table was full."+both, "verdict")),
+			"Connections that were refused or dropped (for packets, each attempt), by verdict. Data plane userspace counts "+
+				"those for which a table was full. All data planes but iptables.", "verdict")),
 		capacity: s.scraped(fairlead("table_capacity", "Capacity of a table: elements in the kernel (data plane ebpf); "+
 			"connections, UDP flows and files that may be open, and bytes of datagrams that may wait (userspace).",
 			"table")),
@@ -75,11 +80,7 @@ func (p *plane) describe(to chan<- *metrics.Desc) {
 
 // collect asks the plane, between two batches, if the engine answers in time.
 func (p *plane) collect(ctx context.Context, e Engine, to chan<- metrics.Metric) {
-	var c dataplane.Counters
-	err := e.Do(ctx, func(ctx context.Context, v engine.View) (err error) {
-		c, err = v.Plane.Counters(ctx)
-		return err
-	})
+	c, err := p.ask(ctx, e)
 	if err != nil {
 		return
 	}
@@ -87,13 +88,15 @@ func (p *plane) collect(ctx context.Context, e Engine, to chan<- metrics.Metric)
 	counter := func(d *metrics.Desc, value uint64, labels ...string) {
 		to <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), labels...)
 	}
-	p.top.collect(to)
-	counter(p.connections, p.total.connections)
+	if !c.OnlyRefused {
+		p.top.collect(to)
+		counter(p.connections, p.total.connections)
+	}
 	if d := c.Dials; d != nil {
 		counter(p.failed, d.Failed)
 		counter(p.retried, d.Retried)
 		counter(p.unanswered, d.Unanswered)
-	} else {
+	} else if !c.OnlyRefused {
 		counter(p.packets, p.total.toBackend.Packets, "backend")
 		counter(p.packets, p.total.toClient.Packets, "client")
 		counter(p.bytes, p.total.toBackend.Bytes, "backend")
@@ -119,6 +122,29 @@ func (p *plane) collect(ctx context.Context, e Engine, to chan<- metrics.Metric)
 			counter(p.evictions, t.Evictions, t.Name)
 		}
 	}
+}
+
+// share is which part of the time the engine may take for answers: one in so many.
+const share = 100
+
+// ask asks the plane. Of a large plane it gives the last answer again for some time, as the engine does nothing else
+// meanwhile.
+func (p *plane) ask(ctx context.Context, e Engine) (dataplane.Counters, error) {
+	if time.Now().Before(p.again) {
+		return p.last, nil
+	}
+	var c dataplane.Counters
+	var took time.Duration
+	err := e.Do(ctx, func(ctx context.Context, v engine.View) (err error) {
+		start := time.Now()
+		c, err = v.Plane.Counters(ctx)
+		took = time.Since(start)
+		return err
+	})
+	if err == nil {
+		p.last, p.again = c, time.Now().Add(share*took)
+	}
+	return c, err
 }
 
 // add adds what was counted since the last time.

@@ -13,7 +13,7 @@ import (
 )
 
 // The kernel counts for each virtual server and each of its real servers, as long as they are there. A pool has as many
-// virtual servers as it has frontends. What its virtual servers have counted and their real servers have not is that of
+// virtual servers as it has frontends. The difference between the counters of virtual and real servers is that of
 // real servers that are gone.
 //
 // Connections that affinity sends past IPVS are counted by the rule of the pool that does so (recall in memory.go).

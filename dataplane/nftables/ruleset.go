@@ -95,16 +95,21 @@ func classOf(key model.Key, f model.Frontend) class {
 
 // number is the class in tokens.
 func (c class) number() uint32 {
-	const kinds = 5
-	n := 1 + uint32(c.snat) // one of three
+	n := 1 + uint32(c.snat)
 	if c.verdict != model.Forward {
-		n = 2 + uint32(c.verdict)
+		n = forwarding - uint32(model.Forward) + uint32(c.verdict)
 	}
 	if c.limited {
 		n += kinds * (1 + uint32(c.scope))
 	}
 	return n
 }
+
+// The classes of each kind of source are kinds, of which the first ones forward.
+const (
+	kinds      = 5
+	forwarding = 3
+)
 
 // id is the key of the class's chain.
 func (c class) id() uint32 { return c.number() << poolBits }

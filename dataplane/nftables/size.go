@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/internal/nft"
+	"fairlead.dev/fairlead/model"
 )
 
 // A token is what a map holds for a destination, from the lowest bit: the number of the pool, the class, and how one of
@@ -34,8 +35,14 @@ func newToken(c class, s size, pool uint32) token {
 
 func (t token) pool() uint32 { return uint32(t) & poolMask }
 
-// class is the number of the token's class.
-func (t token) class() uint32 { return uint32(t) & classMask >> poolBits }
+// verdict is that of the token's class; see class.number.
+func (t token) verdict() model.Verdict {
+	class := uint32(t) & classMask >> poolBits
+	if kind := (max(class, 1)-1)%kinds + 1; kind > forwarding {
+		return model.Forward + model.Verdict(kind-forwarding)
+	}
+	return model.Forward
+}
 
 // A size is how many slots a pool has, and whether they lead to names. A number above exactSizes is rounded up to one
 // of eight in each power of two. A packet that comes to a slot beyond the pool's last one tries again.

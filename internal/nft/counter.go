@@ -91,7 +91,9 @@ func (t *Table) recount(set int, all []Element) {
 }
 
 // AppendNotAllowed appends what the chain of a class has dropped by its rule for allowed sources, see Admission.
-func (t *Table) AppendNotAllowed(all []dataplane.Refused, c *nfnetlink.Socket, chain string) ([]dataplane.Refused, error) {
+func (t *Table) AppendNotAllowed(
+	all []dataplane.Refused, c *nfnetlink.Socket, chain string,
+) ([]dataplane.Refused, error) {
 	counts, err := t.RuleCounts(c, chain)
 	if len(counts) > 0 && counts[0].Packets > 0 {
 		all = append(all, dataplane.Refused{
@@ -103,16 +105,15 @@ func (t *Table) AppendNotAllowed(all []dataplane.Refused, c *nfnetlink.Socket, c
 
 // AppendGuarded appends what guards have refused.
 func (t *Table) AppendGuarded(all []dataplane.Refused, c *nfnetlink.Socket) ([]dataplane.Refused, error) {
+	// The rules of Guards, in their order, and one for other addresses behind them.
+	verdicts := [...]model.Verdict{model.Drop, model.Reject, model.Drop, model.Reject, model.Reject}
 	counts, err := t.RuleCounts(c, ChainServices)
 	for i, n := range counts {
-		if n.Packets > 0 && i < len(guardVerdicts) {
+		if n.Packets > 0 && i < len(verdicts) {
 			all = append(all, dataplane.Refused{
-				Verdict: guardVerdicts[i], Reason: dataplane.NoServicePort, Connections: n.Packets,
+				Verdict: verdicts[i], Reason: dataplane.NoServicePort, Connections: n.Packets,
 			})
 		}
 	}
 	return all, err
 }
-
-// guardVerdicts are those of the rules of Guards, in their order, and of one for other addresses behind them.
-var guardVerdicts = [...]model.Verdict{model.Drop, model.Reject, model.Drop, model.Reject, model.Reject}

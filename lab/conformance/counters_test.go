@@ -135,7 +135,7 @@ func (c *counted) start() {
 	if c.inProcess {
 		clear(c.served)
 	}
-	p := c.memories.plane(dataplane.Config{})
+	p := c.memories.plane(dataplane.Config{CountBackends: true})
 	must(c.T, p.Sync(c.Context(), c.s))
 	c.plane = p
 }
