@@ -19,8 +19,8 @@ import (
 //
 // A packet of an open connection meets none of them.
 
-// counts says which elements of the sets have a counter. With 10,000 Services of ten endpoints, those of backends double
-// the time of the first Sync, so that they are there only if they are asked for.
+// counts says which elements of the sets have a counter. With 10,000 Services of ten endpoints, those of backends
+// double the time of the first Sync, so that they are there only if they are asked for.
 func (t *table) counts(served bool) {
 	all := func([]byte) bool { return served }
 	t.Sets[slots].Counts, t.Sets[backends].Counts = all, all
