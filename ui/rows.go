@@ -41,8 +41,8 @@ type totals struct {
 	rates
 }
 
-// take replaces what is known of Services. The rows of one stay together. What is wrong comes first, then what has most
-// connections.
+// take replaces what is known of Services. The rows of one stay together. Services with problems come first, then those
+// with most connections.
 func (s *snapshot) take(all engine.Services) {
 	seconds, before := all.Now.Sub(s.Now).Seconds(), s.counted
 	known := all.Counts && before != nil && seconds > 0 && seconds < stale.Seconds()
