@@ -217,7 +217,7 @@ func (b browser) live(t *testing.T) {
 	w.quiet()
 }
 
-// keys uses the page without a mouse. What has the focus keeps it when rows move.
+// keys uses the page without a mouse. An element keeps the focus when rows move.
 func (b browser) keys(t *testing.T) {
 	f := of()
 	for i := range 150 {

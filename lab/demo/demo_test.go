@@ -82,7 +82,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// What is hardly meant is said, with its line, and does not look like success. In strict mode nothing is run.
+// Mistakes in manifests are said, with their lines, and do not look like success. In strict mode nothing is run.
 func TestRun_warnings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.yaml")
 	const text = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, labels: {app: web}}\n" +

@@ -62,7 +62,8 @@ func (p *proxy) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	started, err := kubernetes.StartProxy(ctx, kubernetes.ProxyOptions{Bed: p.bed, Command: p.argv, Log: log, Files: p.files})
+	started, err := kubernetes.StartProxy(ctx,
+		kubernetes.ProxyOptions{Bed: p.bed, Command: p.argv, Log: log, Files: p.files})
 	if err != nil {
 		return errors.Join(err, log.Close())
 	}

@@ -91,7 +91,7 @@ func steps(path string) (all []string) {
 	return all
 }
 
-// tree parses a document or an item of a List, which is a sequence of one. What does not parse is empty.
+// tree parses a document or an item of a List, which is a sequence of one. Text that does not parse is empty.
 func tree(text []byte) (root node) {
 	var item []node
 	if yaml.Unmarshal(text, &root) == nil && root.decode != nil && root.decode(&item) == nil && len(item) == 1 {
