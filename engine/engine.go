@@ -368,6 +368,11 @@ func (e *Engine) take(t taken) model.Change {
 // tellProblems has the log and the status tell what has arisen, and what a Batch and the Table say is over.
 func (e *Engine) tellProblems(b *service.Batch, arisen []service.Problem, ceased []string) {
 	e.log(b.Resolved, arisen)
+	for name, s := range b.Services.All() {
+		if s == nil {
+			delete(e.lastEdits, name.String())
+		}
+	}
 	if e.problems.note(b, arisen, ceased, e.options.Table.Remaining) {
 		e.status.setProblems(e.problems.list)
 	}

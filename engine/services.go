@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"runtime/debug"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -26,16 +27,17 @@ type ServiceReport struct {
 	Took    time.Duration `json:"lastChangeNanoseconds,omitempty"`
 }
 
-// atOnce is how many Services are summarised in one turn of the loop: programming waits for that.
-const atOnce = 200
+// longestTurn is for how long Services are summarised in one turn of the loop: programming waits for that.
+const longestTurn = 5 * time.Millisecond
 
 // services answers for the Services of a namespace, or for the one of a name, and lists their endpoints if it is asked
 // to. Between two parts of the answer the loop goes on.
 func (c *controlServer) services(w http.ResponseWriter, r *http.Request) {
+	defer debug.FreeOSMemory() // the answer can be as large as all else
 	var names []service.Name
 	var counted map[string][]dataplane.Served
-	out := Services{Now: time.Now(), Plane: c.engine.report().Plane}
-	err := c.engine.Do(r.Context(), func(ctx context.Context, v View) error {
+	out := Services{Now: time.Now(), Plane: c.engine.report().Plane, Services: []ServiceReport{}}
+	err := c.part(r, func(ctx context.Context, v View) error {
 		one := service.Name{Namespace: r.FormValue("namespace"), Name: r.FormValue("name")}
 		if names = []service.Name{one}; one.Name == "" {
 			names = v.Table.ServiceNames(one.Namespace)
@@ -44,19 +46,16 @@ func (c *controlServer) services(w http.ResponseWriter, r *http.Request) {
 		if errors.Is(err, errors.ErrUnsupported) {
 			return nil
 		}
-		out.Counts, counted = true, byPort(counters.Served)
+		out.Counts, counted = err == nil && !counters.OnlyRefused, byPort(counters.Served)
 		return err
 	})
 	endpoints := r.FormValue("endpoints") != ""
-	for ; len(names) > 0 && err == nil; names = names[min(atOnce, len(names)):] {
-		err = c.engine.Do(r.Context(), func(_ context.Context, v View) error {
-			for _, name := range names[:min(atOnce, len(names))] {
-				if s, ok := v.Table.Summarise(name); ok {
+	for len(names) > 0 && err == nil {
+		err = c.part(r, func(_ context.Context, v View) error {
+			for start := time.Now(); len(names) > 0 && time.Since(start) < longestTurn; names = names[1:] {
+				if s, ok := v.Table.Summarise(names[0], endpoints); ok {
 					last := c.engine.lastEdits[s.Service]
 					addCounted(&s, counted)
-					if !endpoints {
-						leaveOutEndpoints(&s)
-					}
 					out.Services = append(out.Services, ServiceReport{s, last.at, last.took})
 				}
 			}
@@ -68,6 +67,13 @@ func (c *controlServer) services(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answer(w, true, out)
+}
+
+// part has the loop compute a part of an answer.
+func (c *controlServer) part(r *http.Request, f func(context.Context, View) error) error {
+	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	defer cancel()
+	return c.engine.Do(ctx, f)
 }
 
 // byPort groups what backends got by the name of the Service's port.
@@ -103,10 +109,4 @@ func plus(c service.Counted, s dataplane.Served) service.Counted {
 	c.Failed += s.Failed
 	c.Bytes += s.ToBackend.Bytes + s.ToClient.Bytes
 	return c
-}
-
-func leaveOutEndpoints(s *service.Summary) {
-	for i := range s.Ports {
-		s.Ports[i].Endpoints = nil
-	}
 }

@@ -20,8 +20,8 @@ type top struct {
 
 // port is a port of a Service.
 type port struct {
-	name  string // as rows have it: namespace/name:port
-	sums  sums
+	name  string  // as rows have it: namespace/name:port
+	sums  sums    // while it has series
 	score float64 // connections, of which older ones count less
 	shown bool    // it has series
 }
@@ -68,8 +68,7 @@ func (t *top) add(more map[string]sums) {
 			p = &port{name: name}
 			t.ports[name] = p
 		}
-		p.sums.add(n)
-		p.score = fade*p.score + float64(n.connections)
+		p.score = fade*p.score + float64(n.connections+n.failed)
 		all = append(all, p)
 	}
 	rank := func(p *port) float64 {
@@ -82,8 +81,11 @@ func (t *top) add(more map[string]sums) {
 		return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a.name, b.name))
 	})
 	for i, p := range all {
-		if p.shown = i < t.limit && p.sums.connections > 0; !p.shown {
+		if p.shown = i < t.limit && p.score > 0; p.shown {
+			p.sums.add(more[p.name])
+		} else {
 			t.rest.add(more[p.name])
+			p.sums = sums{}
 		}
 	}
 }

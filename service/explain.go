@@ -62,7 +62,7 @@ func (t *Table) Explain(p model.Packet) Explanation {
 	d := t.state.Lookup(p)
 	x := &explainer{t: t, packet: p, decision: d, claim: claim{p.Destination.Addr(), p.Destination.Port(), p.Protocol}}
 	x.out = Explanation{
-		Source:      p.Source.String(),
+		Source:      sourceText(p.Source),
 		Interface:   p.Interface,
 		Destination: fmt.Sprintf("%s/%s", p.Destination, p.Protocol),
 		Verdict:     d.Verdict.String(),
@@ -80,6 +80,14 @@ func (t *Table) Explain(p model.Packet) Explanation {
 	return x.out
 }
 
+// sourceText is empty for this node, where its addresses are not known.
+func sourceText(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
 // summary says what happens to the packet in one sentence.
 func (x *explainer) summary() string {
 	switch n := len(x.out.Backends); {
@@ -92,7 +100,10 @@ func (x *explainer) summary() string {
 	case x.decision.Verdict == model.Drop:
 		return fmt.Sprintf("No answer comes, and the client waits: %s.", x.because)
 	}
-	return "The packet passes: it is not for a Service."
+	if strings.HasPrefix(x.out.Row, "health ") {
+		return "This process answers, as a health check of load balancers."
+	}
+	return "The packet passes: no Service that is served here takes it."
 }
 
 // explainer fills an Explanation.
@@ -385,7 +396,7 @@ func (x Explanation) String() string {
 	var b strings.Builder
 	client := x.Source
 	if x.Interface == "" {
-		client += " (this node)"
+		client = strings.TrimSpace(client + " (this node)")
 	} else {
 		on := " (on "
 		if x.Assumed {

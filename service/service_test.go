@@ -133,11 +133,14 @@ func (c *testCase) explain(t *testing.T, table *service.Table) string {
 func summaries(table *service.Table) string {
 	var b strings.Builder
 	for _, name := range table.ServiceNames("") {
-		s, _ := table.Summarise(name)
-		line := fmt.Sprintf("%s %d slices %q %s %s", s.Service, s.Slices, s.SlicePorts, s.Affinity, s.Ignored)
+		s, _ := table.Summarise(name, true)
+		line := fmt.Sprintf("%s %d slices %s %s", s.Service, s.Slices, s.Affinity, s.Ignored)
 		b.WriteString(strings.Join(strings.Fields(line), " ") + "\n")
 		for _, p := range s.Ports {
 			fmt.Fprintf(&b, "  %s %s: %d ready, %d draining, %d excluded\n", p.Name, p.Port, p.Ready, p.Draining, p.Excluded)
+			if p.Unserved != "" {
+				fmt.Fprintf(&b, "    %s\n", p.Unserved)
+			}
 			for _, a := range p.Addresses {
 				fmt.Fprintf(&b, "    %s %s %s", a.Kind, a.At, a.Verdict)
 				if a.Sources > 0 {

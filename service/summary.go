@@ -12,10 +12,8 @@ type Summary struct {
 	Ignored  string        `json:"ignored,omitempty"` // why this node does not serve it; empty: it does
 	Affinity string        `json:"affinity,omitempty"`
 	Ports    []PortSummary `json:"ports"`
-	// Slices is how many EndpointSlices or Endpoints it has, and SlicePorts are the names of their ports.
-	Slices     int       `json:"slices"`
-	SlicePorts []string  `json:"slicePorts"`
-	Problems   []Problem `json:"problems,omitempty"`
+	Slices   int           `json:"slices"` // EndpointSlices or Endpoints with endpoints
+	Problems []Problem     `json:"problems,omitempty"`
 }
 
 // Counted is what the data plane has counted, if it does. The engine fills it in.
@@ -30,8 +28,9 @@ type PortSummary struct {
 	Name      string           `json:"name,omitempty"`
 	Port      string           `json:"port"`               // as 80/TCP
 	NodePort  uint16           `json:"nodePort,omitempty"` // 0: none
+	Unserved  string           `json:"unserved,omitempty"` // why no slice has the port, though there are endpoints
 	Addresses []AddressSummary `json:"addresses"`
-	Ready     int              `json:"ready"` // endpoints of each state
+	Ready     int              `json:"ready"` // endpoints of each state; of the address family that has more
 	Draining  int              `json:"draining"`
 	Excluded  int              `json:"excluded"`
 	Endpoints []EndpointState  `json:"endpoints,omitempty"`
@@ -62,7 +61,7 @@ type EndpointState struct {
 	Rule   string `json:"rule,omitempty"`   // why it does not take new connections: one word, as explain has it
 	Reason string `json:"reason,omitempty"` // the same for people
 	Object string `json:"object"`           // the EndpointSlice or Endpoints that has it
-	// Outside is its state for clients from outside of the cluster, where that differs by a traffic policy.
+	// Outside is its state for clients from outside of the cluster, where a traffic policy makes a difference.
 	Outside string `json:"outside,omitempty"`
 	Weight  uint16 `json:"weight,omitempty"`
 	Counted
@@ -79,8 +78,9 @@ func (t *Table) ServiceNames(namespace string) (names []Name) {
 	return names
 }
 
-// Summarise says what this node makes of a Service. It reads the Table's objects and changes nothing.
-func (t *Table) Summarise(name Name) (Summary, bool) {
+// Summarise says what this node makes of a Service, with its endpoints or only their numbers. It reads the Table's
+// objects and changes nothing.
+func (t *Table) Summarise(name Name, endpoints bool) (Summary, bool) {
 	e := t.entries[name]
 	if e == nil || e.service == nil {
 		return Summary{}, false
@@ -93,49 +93,45 @@ func (t *Table) Summarise(name Name) (Summary, bool) {
 	if s.Affinity > 0 {
 		out.Affinity = s.Affinity.String()
 	}
-	list := current(e.slices)
-	out.Slices = len(list)
-	for _, slice := range list {
-		for _, p := range slice.Ports {
-			out.SlicePorts = append(out.SlicePorts, p.Name)
-		}
-	}
-	slices.Sort(out.SlicePorts)
-	out.SlicePorts = slices.Compact(out.SlicePorts)
+	out.Slices = len(filled(e.slices))
 	for i := range s.Ports {
-		out.Ports = append(out.Ports, t.summarisePort(e, &s.Ports[i]))
+		out.Ports = append(out.Ports, t.summarisePort(e, &s.Ports[i], endpoints))
 	}
 	return out, true
 }
 
-func (t *Table) summarisePort(e *entry, p *Port) PortSummary {
-	out := PortSummary{Name: p.Name, Port: p.String(), NodePort: p.NodePort}
+func (t *Table) summarisePort(e *entry, p *Port, endpoints bool) PortSummary {
+	out := PortSummary{Name: p.Name, Port: p.String(), NodePort: p.NodePort, Unserved: unserved(p, e.slices)}
 	for _, ip := range e.service.ClusterIPs {
-		var used [2]bool
+		inside, outside := clusterPool, -1 // of clients in the cluster, and of others if there is an address for them
 		for _, at := range e.service.addresses(nil, &t.view, p, ip) {
 			out.Addresses = append(out.Addresses, t.summariseAddress(e.service, at))
-			for _, v := range e.service.variants(nil, &t.view, at) {
-				used[v.pool] = true
+			variants := e.service.variants(nil, &t.view, at)
+			switch pool := variants[len(variants)-1].pool; {
+			case at.kind == model.ClusterIP:
+				inside = pool
+			case !at.Addr().IsLoopback():
+				outside = pool
 			}
 		}
 		selected := choose(&t.view, t.view.gather(nil, p, current(e.slices), ip.Is4()))
+		ready, draining := 0, 0
 		for i := range selected.candidates {
-			out.add(endpointState(&selected, &selected.candidates[i], used))
+			c := &selected.candidates[i]
+			switch c.use[inside].state() {
+			case Ready:
+				ready++
+			case Draining:
+				draining++
+			}
+			if endpoints {
+				out.Endpoints = append(out.Endpoints, endpointState(&selected, c, inside, outside))
+			}
 		}
+		out.Ready, out.Draining = max(out.Ready, ready), max(out.Draining, draining)
+		out.Excluded = max(out.Excluded, len(selected.candidates)-ready-draining)
 	}
 	return out
-}
-
-func (p *PortSummary) add(e EndpointState) {
-	switch e.State {
-	case Ready:
-		p.Ready++
-	case Draining:
-		p.Draining++
-	default:
-		p.Excluded++
-	}
-	p.Endpoints = append(p.Endpoints, e)
 }
 
 func (t *Table) summariseAddress(s *Service, at address) AddressSummary {
@@ -157,22 +153,18 @@ func (t *Table) summariseAddress(s *Service, at address) AddressSummary {
 	return out
 }
 
-// endpointState is the state of a candidate in the pools that are used. The pool of all endpoints is named first.
-func endpointState(s *selection, c *candidate, used [2]bool) EndpointState {
-	pool := clusterPool
-	if !used[clusterPool] {
-		pool = localPool
-	}
+// endpointState is the state of a candidate in the pool of clients in the cluster, and in that of others.
+func endpointState(s *selection, c *candidate, inside, outside int) EndpointState {
 	out := EndpointState{
-		At: c.String(), Node: c.endpoint.Node, Object: c.slice.object(), State: c.use[pool].state(), Reason: c.reason(pool),
+		At: c.String(), Node: c.endpoint.Node, Object: c.slice.object(), State: c.use[inside].state(), Reason: c.reason(inside),
 	}
 	if out.State == Ready {
 		out.Weight = s.weight(c)
 	} else {
-		out.Rule = c.use[pool].String()
+		out.Rule = c.use[inside].String()
 	}
-	if outside := c.use[localPool].state(); used[clusterPool] && used[localPool] && outside != out.State {
-		out.Outside = outside
+	if outside >= 0 && c.use[outside].state() != out.State {
+		out.Outside = c.use[outside].state()
 	}
 	return out
 }

@@ -53,12 +53,3 @@ func unserved(p *Port, list []*Slice) string {
 	have := cmp.Or(strings.Join(slices.Compact(names), ", "), "none")
 	return fmt.Sprintf("its EndpointSlices have no port %q for %s, only %s", p.Name, p.Protocol, have)
 }
-
-// Warnings are those of a Service that the Table has.
-func (t *Table) Warnings(name Name) []Problem {
-	e := t.entries[name]
-	if e == nil || e.service == nil {
-		return nil
-	}
-	return Warnings(e.service, e.slices)
-}

@@ -15,6 +15,7 @@ import (
 
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/internal/cli"
+	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/service"
 )
 
@@ -68,9 +69,12 @@ func (q *serviceQuestion) probe(ctx context.Context, args []string, timeout time
 	if err != nil {
 		return err
 	}
-	results := probeAll(ctx, all, timeout)
+	results, others := probeAll(ctx, all, timeout)
 	if ctx.Err() != nil {
 		return cli.Exit(cli.ExitInterrupted, nil)
+	}
+	if others > 0 {
+		fmt.Fprintf(os.Stderr, "fairlead: left out: %s of UDP or SCTP\n", said.Count(others, "port"))
 	}
 	if q.Output == "json" {
 		return errors.Join(cli.PrintJSON(results), silent(results))
@@ -100,11 +104,13 @@ func silent(results []probed) error {
 	return nil
 }
 
-// probeAll connects to each endpoint of TCP.
-func probeAll(ctx context.Context, all engine.Services, timeout time.Duration) (results []probed) {
+// probeAll connects to each endpoint of TCP, and counts the ports of other protocols.
+func probeAll(ctx context.Context, all engine.Services, timeout time.Duration) (results []probed, others int) {
+	results = []probed{}
 	for _, s := range all.Services {
 		for _, p := range s.Ports {
 			if !strings.HasSuffix(p.Port, "/tcp") {
+				others++
 				continue
 			}
 			for _, e := range p.Endpoints {
@@ -123,7 +129,7 @@ func probeAll(ctx context.Context, all engine.Services, timeout time.Duration) (
 		})
 	}
 	_ = group.Wait()
-	return results
+	return results, others
 }
 
 // connect opens a connection and closes it.

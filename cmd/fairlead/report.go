@@ -67,7 +67,7 @@ func (i *inspection) report(ctx context.Context, path string, hide bool) (err er
 	}
 	out := os.Stdout
 	if path != "-" {
-		if out, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
+		if out, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 			return cli.Misused(err)
 		}
 		defer func() {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -38,6 +39,15 @@ func servicesCommand() *cobra.Command {
 		Example: "  fairlead services -n shop\n  fairlead services shop/cart\n  fairlead services -o json --watch",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			switch q.Output {
+			case "text", "json", "wide":
+			case "yaml":
+				if watch {
+					return cli.Misused(errors.New("--watch has no output yaml; use json"))
+				}
+			default:
+				return cli.Misused(fmt.Errorf("--output: %q is none of text, wide, json and yaml", q.Output))
+			}
 			if watch {
 				return q.watch(c.Context(), args)
 			}
@@ -70,7 +80,9 @@ func (q *serviceQuestion) complete(c *cobra.Command, args []string, _ string) ([
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	all, err := q.ask(c.Context(), url.Values{"namespace": {q.namespace}})
+	ctx, cancel := context.WithTimeout(c.Context(), time.Second)
+	defer cancel()
+	all, err := q.ask(ctx, url.Values{"namespace": {q.namespace}})
 	var names []string
 	for _, s := range all.Services {
 		names = append(names, s.Service)
@@ -117,23 +129,21 @@ func (i *inspection) ask(ctx context.Context, q url.Values) (s engine.Services, 
 	return s, nil
 }
 
+// errUnknown says that the proxy has no such Service.
+var errUnknown = errors.New("the proxy has no such Service: it does not exist, it is headless (clusterIP: None), or " +
+	"another proxy serves it (label service.kubernetes.io/service-proxy-name)")
+
 // one is a Service by its name.
 func (q *serviceQuestion) one(ctx context.Context, name string) (engine.Services, error) {
 	all, err := q.ask(ctx, q.about([]string{name}))
 	if err == nil && len(all.Services) == 0 {
-		err = cli.Exit(cli.ExitFound, fmt.Errorf("the proxy knows no Service %s: it does not exist, or another proxy "+
-			"serves it (label service.kubernetes.io/service-proxy-name)", q.named(name)))
+		err = cli.Failed(fmt.Errorf("%s: %w", q.named(name), errUnknown))
 	}
 	return all, err
 }
 
 func (q *serviceQuestion) list(ctx context.Context, args []string) (err error) {
 	wide := q.Output == "wide" || len(args) > 0
-	switch q.Output {
-	case "text", "json", "wide", "yaml":
-	default:
-		return cli.Misused(fmt.Errorf("--output: %q is none of text, wide, json and yaml", q.Output))
-	}
 	var all engine.Services
 	if len(args) > 0 {
 		all, err = q.one(ctx, args[0])
@@ -169,19 +179,20 @@ const watchEvery = 2 * time.Second
 
 // watch prints the lines that have changed since they were printed last, until the context ends.
 func (q *serviceQuestion) watch(ctx context.Context, args []string) error {
-	if err := q.Check(); err != nil {
-		return err
-	}
 	printed := map[string]string{}
 	next := time.NewTicker(watchEvery)
 	defer next.Stop()
 	for {
-		all, err := q.ask(ctx, q.about(args))
+		about := q.about(args)
+		if q.Output == "wide" {
+			about.Set("endpoints", "1")
+		}
+		all, err := q.ask(ctx, about)
 		if err != nil && ctx.Err() == nil {
 			return err
 		}
-		for _, s := range all.Services {
-			q.printChanged(all, s, printed)
+		if err == nil {
+			q.printChanges(all, q.Output == "wide" || len(args) > 0, printed)
 		}
 		select {
 		case <-ctx.Done():
@@ -191,20 +202,38 @@ func (q *serviceQuestion) watch(ctx context.Context, args []string) error {
 	}
 }
 
-func (q *serviceQuestion) printChanged(all engine.Services, s engine.ServiceReport, printed map[string]string) {
-	lines := serviceLines(all, s, false)
-	now := strings.Join(lines, "\n")
-	if printed[s.Service] == now {
-		return
+// printChanges prints the Services whose lines differ from those printed last, ages apart, and those that are gone.
+func (q *serviceQuestion) printChanges(all engine.Services, wide bool, printed map[string]string) {
+	there := map[string]bool{}
+	for _, s := range all.Services {
+		there[s.Service] = true
+		lines := serviceLines(all, s, wide)
+		same := s
+		same.Changed, same.Took = time.Time{}, 0
+		now := strings.Join(serviceLines(all, same, true), "\n")
+		if printed[s.Service] == now {
+			continue
+		}
+		printed[s.Service] = now
+		if q.Output == "json" {
+			text, _ := json.Marshal(s) // our types can
+			fmt.Println(string(text))
+			continue
+		}
+		for _, line := range lines {
+			fmt.Println(time.Now().Format(time.TimeOnly), strings.ReplaceAll(line, "\t", "  "))
+		}
 	}
-	printed[s.Service] = now
-	if q.Output == "json" {
-		text, _ := json.Marshal(s) // our types can
-		fmt.Println(string(text))
-		return
-	}
-	for _, line := range lines {
-		fmt.Println(time.Now().Format(time.TimeOnly), strings.ReplaceAll(line, "\t", "  "))
+	for name := range printed {
+		if there[name] {
+			continue
+		}
+		delete(printed, name)
+		if q.Output == "json" {
+			fmt.Printf("{\"service\":%q,\"gone\":true}\n", name)
+		} else {
+			fmt.Println(time.Now().Format(time.TimeOnly), name, "is gone")
+		}
 	}
 }
 
@@ -212,7 +241,7 @@ func (q *serviceQuestion) printChanged(all engine.Services, s engine.ServiceRepo
 func serviceLines(all engine.Services, s engine.ServiceReport, wide bool) (lines []string) {
 	line := func(columns ...string) { lines = append(lines, strings.Join(columns, "\t")) }
 	if s.Ignored != "" {
-		line(s.Service, "", "not served: "+s.Ignored)
+		line(s.Service, "", "not served: "+s.Ignored, "", "", "")
 		return lines
 	}
 	changed := ""

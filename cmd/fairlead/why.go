@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/said"
@@ -41,7 +42,7 @@ func whyCommand() *cobra.Command {
 
 // step is one of the checks of why.
 type step struct {
-	Result string `json:"result"` // ok, warning or failed
+	Result string `json:"result"` // ok, warning, failed or unknown
 	Text   string `json:"text"`
 	Do     string `json:"do,omitempty"`
 }
@@ -50,6 +51,7 @@ const (
 	stepOK      = "ok"
 	stepWarning = "warning"
 	stepFailed  = "failed"
+	stepUnknown = "unknown" // it could not be tried
 )
 
 // findings are the steps up to the first that failed.
@@ -70,6 +72,10 @@ func (f *findings) fail(do, format string, args ...any) {
 	f.Steps = append(f.Steps, step{stepFailed, fmt.Sprintf(format, args...), do})
 }
 
+func (f *findings) unknown(format string, args ...any) {
+	f.Steps = append(f.Steps, step{Result: stepUnknown, Text: fmt.Sprintf(format, args...)})
+}
+
 func (f *findings) failed() bool {
 	return slices.ContainsFunc(f.Steps, func(s step) bool { return s.Result == stepFailed })
 }
@@ -88,19 +94,21 @@ func (f *findings) String() string {
 }
 
 func (f *findings) conclusion() string {
-	warnings := 0
+	warnings, works := 0, "it works from here"
 	for _, s := range f.Steps {
 		switch s.Result {
 		case stepFailed:
 			return s.Text
+		case stepUnknown:
+			works = "its rules are in force; whether backends answer is not known"
 		case stepWarning:
 			warnings++
 		}
 	}
 	if warnings > 0 {
-		return said.Count(warnings, "warning") + ", else it works from here"
+		return said.Count(warnings, "warning") + ", else " + works
 	}
-	return "it works from here"
+	return works
 }
 
 func (q *serviceQuestion) why(ctx context.Context, name string) error {
@@ -136,7 +144,7 @@ func (q *serviceQuestion) checkProxy(ctx context.Context, f *findings) error {
 	answer, err := q.Answer(ctx, "/status")
 	switch {
 	case errors.Is(err, cli.ErrNoProxy):
-		f.fail("start it, or name its --control-socket; nodes keep their last rules", "%v", err)
+		f.fail("start it, or name its --control-socket; all modes but userspace serve by their last rules", "%v", err)
 		return nil
 	case err != nil:
 		return cli.Failed(err)
@@ -151,13 +159,16 @@ func (q *serviceQuestion) checkProxy(ctx context.Context, f *findings) error {
 				"the API server has said nothing of %s for %s", w.Resource, r.age(w.LastMessage))
 		}
 	}
+	if f.failed() {
+		return nil
+	}
 	if r.ConfigurationRefused != "" {
 		f.warn("correct the file; the configuration before it stays in force", "the configuration is refused: %s",
 			strings.ReplaceAll(r.ConfigurationRefused, "\n", " "))
 	}
 	if r.Mode != r.Plane && r.Mode != "auto" && (r.Mode != "" || r.Plane != "iptables") {
-		f.warn("fairlead help symptoms, \"another data plane serves\"", "mode %s is configured, data plane %s serves: %s",
-			r.Mode, r.Plane, r.Why)
+		f.warn("fairlead help symptoms, \"another data plane serves\"", "mode %s is configured, data plane %s serves",
+			r.Mode, r.Plane)
 	}
 	switch {
 	case !r.Healthy:
@@ -176,7 +187,7 @@ func (q *serviceQuestion) checkService(ctx context.Context, f *findings) error {
 	namespace, name, _ := strings.Cut(f.Service, "/")
 	all, err := q.one(ctx, f.Service)
 	switch {
-	case len(all.Services) == 0 && err != nil && errors.As(err, new(cli.ExitError)):
+	case errors.Is(err, errUnknown):
 		f.fail(fmt.Sprintf("kubectl -n %s get service %s --show-labels", namespace, name), "%v", err)
 		return nil
 	case err != nil:
@@ -190,10 +201,10 @@ func (q *serviceQuestion) checkService(ctx context.Context, f *findings) error {
 	for _, p := range s.Problems {
 		f.warn("correct the object", "%s", strings.ReplaceAll(p.Error(), "\n", " "))
 	}
-	if s.Slices == 0 {
+	if s.Slices == 0 { // the controller leaves an empty slice where no pod matches
 		f.fail(fmt.Sprintf("compare: kubectl -n %s get service %s -o jsonpath={.spec.selector}; "+
 			"kubectl -n %s get pods --show-labels", namespace, name, namespace),
-			"it has no EndpointSlice: its selector matches no pod, or it has no selector")
+			"it has no endpoints: its selector matches no pod, or it has no selector")
 		return nil
 	}
 	for _, p := range s.Ports {
@@ -208,9 +219,9 @@ func checkPort(f *findings, s *engine.ServiceReport, p *service.PortSummary) {
 	pods := fmt.Sprintf("kubectl -n %s get pods -o wide; kubectl -n %s describe endpointslices -l "+
 		"kubernetes.io/service-name=%s", namespace, namespace, name)
 	switch {
-	case p.Ready+p.Draining+p.Excluded == 0 && !slices.Contains(s.SlicePorts, p.Name):
-		f.fail("give the port the same name and protocol in both",
-			"port %s has no endpoints: the EndpointSlices have no port of that name, but %s", portText(*p), quoted(s.SlicePorts))
+	case p.Unserved != "":
+		f.fail("give the port the same name and protocol in both, as a container has it",
+			"port %s has no endpoints: %s", portText(*p), p.Unserved)
 	case p.Ready+p.Draining+p.Excluded == 0:
 		f.fail(pods, "port %s has no endpoints: no pod matches the selector", portText(*p))
 	case p.Ready == 0:
@@ -226,9 +237,15 @@ func checkPort(f *findings, s *engine.ServiceReport, p *service.PortSummary) {
 				"%s is the address of Service %s, which came first", at, a.Owner)
 		case a.Verdict == "pass":
 			f.warn("see the problems of the Service", "%s is not served", at)
-		case a.Verdict != "forward" && p.Ready > 0:
-			f.warn("this is what a traffic policy Local means: use policy Cluster, or another node",
-				"packets to %s end here (%s): no endpoint on this node", at, a.Verdict)
+		case a.Verdict == "drop" && a.Kind == "ClusterIP":
+			f.fail("use internalTrafficPolicy Cluster, or run a pod on this node",
+				"packets to %s are dropped: internalTrafficPolicy is Local, and no endpoint on this node takes them", at)
+		case a.Verdict == "drop":
+			f.warn("use externalTrafficPolicy Cluster, or another node",
+				"packets to %s are dropped: externalTrafficPolicy is Local, and no endpoint on this node takes them", at)
+		case a.Verdict == "reject" && p.Ready > 0:
+			f.warn("let the pods have addresses of both families, or the Service one family",
+				"connections to %s are refused: no endpoint of its address family takes them", at)
 		}
 		if a.Sources > 0 {
 			f.ok("only clients of %s reach %s", said.Count(a.Sources, "source range"), at)
@@ -250,28 +267,50 @@ func excluded(p *service.PortSummary) string {
 	return strings.Join(words, "; ")
 }
 
-func quoted(names []string) string {
-	words := make([]string, len(names))
-	for i, name := range names {
-		words[i] = fmt.Sprintf("%q", name)
+// ownDrift is the first difference that is about the Service or one of its addresses; empty: none is.
+func (q *serviceQuestion) ownDrift(ctx context.Context, name string, all []dataplane.Drift) (string, error) {
+	if len(all) == 0 {
+		return "", nil
 	}
-	return strings.Join(words, ", ")
+	services, err := q.one(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	marks := []string{name}
+	for _, p := range services.Services[0].Ports {
+		for _, a := range p.Addresses {
+			marks = append(marks, a.At)
+		}
+	}
+	for _, d := range all {
+		if slices.ContainsFunc(marks, func(mark string) bool { return strings.Contains(d.String(), mark) }) {
+			return d.String(), nil
+		}
+	}
+	return "", nil
 }
 
 // checkKernel asks whether the kernel holds the rows of the Service.
 func (q *serviceQuestion) checkKernel(ctx context.Context, f *findings) error {
 	answer, err := q.Order(ctx, http.MethodGet, "/audit")
 	if err != nil {
-		return cli.Failed(err)
+		f.warn("fairlead audit", "%v", err)
+		return nil
 	}
 	defer answer.Close()
 	var a engine.Audited
 	if err := json.NewDecoder(answer).Decode(&a); err != nil {
 		return cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
 	}
+	own, err := q.ownDrift(ctx, f.Service, a.Refused)
+	if err != nil {
+		return err
+	}
 	switch {
+	case own != "":
+		f.fail("fairlead audit, fairlead status", "the kernel refuses rows of the Service: %s", own)
 	case len(a.Refused) > 0:
-		f.fail("fairlead audit, fairlead status", "the kernel refuses rows: %s", a.Refused[0])
+		f.warn("fairlead audit, fairlead status", "the kernel refuses rows of other Services: %s", a.Refused[0])
 	case len(a.Drifts) > 0 && !a.Repaired:
 		f.fail("fairlead audit", "the kernel differs from the rows, and a repair has failed: %s; %s", a.Drifts[0], a.Error)
 	case len(a.Drifts) > 0:
@@ -292,7 +331,7 @@ func (q *serviceQuestion) checkAnswers(ctx context.Context, f *findings) error {
 	if err != nil {
 		return err
 	}
-	results := probeAll(ctx, before, answerTimeout)
+	results, _ := probeAll(ctx, before, answerTimeout)
 	dead := slices.DeleteFunc(slices.Clone(results), func(r probed) bool {
 		return r.Error == "" || r.State != service.Ready
 	})
@@ -316,7 +355,7 @@ func (q *serviceQuestion) checkAnswers(ctx context.Context, f *findings) error {
 		}
 	}
 	if tried == 0 {
-		f.ok("no port of TCP: whether backends answer is not known")
+		f.unknown("no ClusterIP with a port of TCP can be tried")
 		return nil
 	}
 	if before.Counts && !f.failed() {

@@ -45,7 +45,7 @@ func TestServices(t *testing.T) {
 	w.says(0, []string{`"address": "10.96.0.10:80"`, `"connections": `}, "services", "-o", "json")
 	w.says(0, []string{"default/web", a, b, "in TIME"}, "probe", "web")
 	w.says(0, []string{"default/web: it works from here", "counted"}, "why", "default/web")
-	w.says(1, []string{"the proxy knows no Service default/nothing"}, "services", "nothing")
+	w.says(1, []string{"default/nothing: the proxy has no such Service"}, "services", "nothing")
 	w.says(2, []string{"none of text, wide, json and yaml"}, "services", "-o", "xml")
 	w.says(0, []string{"Service default/web answers, from one of 2 backends."},
 		"explain", "node", "svc/default/web")
@@ -68,9 +68,9 @@ func TestWhy(t *testing.T) {
 	w.because(works)
 
 	w.write("web.yaml", web[:strings.Index(web, "---\napiVersion: discovery")])
-	w.because("default/web: it has no EndpointSlice: its selector matches no pod, or it has no selector")
+	w.because("default/web: it has no endpoints: its selector matches no pod, or it has no selector")
 	w.write("web.yaml", strings.ReplaceAll(web, "ports: [{port: 8080}]", "ports: [{name: http, port: 8080}]"))
-	w.because(`default/web: port 80/tcp has no endpoints: the EndpointSlices have no port of that name, but "http"`)
+	w.because(`default/web: port 80/tcp has no endpoints: its EndpointSlices have no port "" for tcp, only "http" for tcp`)
 	w.write("web.yaml", strings.ReplaceAll(web, "]\n- ", "]\n  conditions: {ready: false}\n- ")+"  conditions: {ready: false}\n")
 	w.because("default/web: port 80/tcp has no endpoint that takes connections: is not ready (2)")
 	w.write("web.yaml", strings.ReplaceAll(strings.ReplaceAll(web, "port: 8080}]\nend", "port: 8099}]\nend"), "- addresses: [POD-B]\n", ""))

@@ -21,6 +21,8 @@ import (
 type Inspection struct {
 	Flags  *config.Flags
 	Output string // text or json
+
+	table *service.Table // of the manifests, once it was asked for
 }
 
 // offlineFlags are those of run that matter for the rows.
@@ -61,6 +63,9 @@ func (i *Inspection) Check() error {
 
 // Offline compiles the manifests. Problems other than warnings are printed, one a line.
 func (i *Inspection) Offline(ctx context.Context) (*service.Table, error) {
+	if i.table != nil {
+		return i.table, nil
+	}
 	c, err := i.Flags.Load()
 	if err != nil {
 		return nil, Misused(err)
@@ -71,6 +76,7 @@ func (i *Inspection) Offline(ctx context.Context) (*service.Table, error) {
 			fmt.Fprintf(os.Stderr, "%s: %s\n", p.Word(), p.Error())
 		}
 	}
+	i.table = table
 	return table, ConfigError(err)
 }
 
