@@ -26,6 +26,7 @@ var keys = map[string]string{
 	"error":       "what failed, and why",
 	"family":      "IPv4 or IPv6",
 	"field":       "path of a field in the configuration, or in `object`",
+	"file":        "file and line of an object of the manifests",
 	"flows":       "how many flows of connection tracking",
 	"from":        "value, or data plane, before the change",
 	"frontends":   "how many rows of frontends",
