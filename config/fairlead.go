@@ -27,6 +27,8 @@ type FairleadConfiguration struct {
 	// MetricsServices is how many ports of Services, those with the most connections, have metrics of their own. All
 	// others together have one; 0: none has.
 	MetricsServices int32 `json:"metricsServices"`
+	// CountBackends has mode nftables count the connections of each backend, as the other modes do but iptables.
+	CountBackends bool `json:"countBackends,omitempty"`
 	// TakeOver says what becomes of rules that kube-proxy has left on the node: "Remove", once
 	// Fairlead's own are in force, or "Keep".
 	TakeOver TakeOver `json:"takeOver,omitempty"`

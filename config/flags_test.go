@@ -91,7 +91,7 @@ func TestHelp(t *testing.T) {
 What it serves: manifests hostname-override node-ip bind-address once strict feature-gates
 Configuration: config fairlead-config write-config-to
 Instead of running: cleanup init-only version
-Data plane: proxy-mode masquerade-all iptables-masquerade-bit iptables-min-sync-period ipvs-min-sync-period audit-interval take-over iptables-backend
+Data plane: proxy-mode masquerade-all iptables-masquerade-bit iptables-min-sync-period ipvs-min-sync-period audit-interval count-backends take-over iptables-backend
 Node ports: nodeport-addresses iptables-localhost-nodeports
 Pods: detect-local-mode cluster-cidr pod-bridge-interface pod-interface-name-prefix
 Listeners: healthz-bind-address metrics-bind-address control-socket bind-address-hard-fail metrics-services profiling show-hidden-metrics-for-version

@@ -166,6 +166,7 @@ func (l *loading) fairlead() {
 	override(f, "control-socket", &c.ControlSocket, said.ControlSocket)
 	override(f, "audit-interval", &c.AuditInterval, said.AuditInterval)
 	override(f, "metrics-services", &c.MetricsServices, said.MetricsServices)
+	override(f, "count-backends", &c.CountBackends, said.CountBackends)
 	override(f, "take-over", &c.TakeOver, said.TakeOver)
 	override(f, "iptables-backend", &c.IPTablesBackend, said.IPTablesBackend)
 	override(f, "ipvs-address-mode", &c.IPVSAddressMode, said.IPVSAddressMode)

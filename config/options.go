@@ -154,6 +154,9 @@ func (f *Flags) dataPlane() []option {
 			usage: gathered + "; in mode ipvs"},
 		{group: plane, flag: "audit-interval", field: "auditInterval", always: true, bind: span(&own.AuditInterval.Duration),
 			usage: "time between two audits of the kernel's rules"},
+		{group: plane, flag: "count-backends", field: "countBackends", always: true, bind: yes(&own.CountBackends),
+			usage: "count the connections of each backend in mode nftables, too: with very many endpoints the first " +
+				"programming takes twice as long, and audits half as long again"},
 		{group: plane, flag: "take-over", field: "takeOver", always: true,
 			bind:  value(stringValue[TakeOver]{&own.TakeOver, "TakeOver", nil}),
 			usage: "rules that kube-proxy left: Remove deletes them once Fairlead's are active, Keep leaves them"},

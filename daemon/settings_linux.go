@@ -20,6 +20,7 @@ func planeOf(c *config.Config, name string) planeSettings {
 			Backend: iptables.Backend(c.Fairlead.IPTablesBackend), KeepInvalid: c.KubeProxy.Conntrack.TCPBeLiberal,
 		}
 	}
+	s.count = (all || name == nftablesPlane) && c.Fairlead.CountBackends
 	if all || name == ipvsPlane {
 		o := c.KubeProxy.IPVS
 		s.ipvs = ipvs.Options{

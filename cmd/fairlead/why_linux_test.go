@@ -54,6 +54,15 @@ func TestServices(t *testing.T) {
 	w.says(2, []string{"there is no Service shop/cart here"}, "explain", "node", "svc/shop/cart:http")
 }
 
+// TestServices_countBackends: mode nftables counts connections if it is told to.
+func TestServices_countBackends(t *testing.T) {
+	w := newWorld(t)
+	w.start("--proxy-mode", "nftables", "--count-backends")
+	w.says(0, []string{"default/web: it works from here", "the data plane has counted the connections"}, "why", "default/web")
+	w.says(0, []string{`"connections": 1`}, "services", "web", "-o", "json")
+	w.says(0, []string{"no difference"}, "audit")
+}
+
 // TestWhy has a Service fail in one way after another. The first line names the cause.
 func TestWhy(t *testing.T) {
 	w := newWorld(t)
