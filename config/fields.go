@@ -62,8 +62,8 @@ func fieldsWithoutFlags() []Field {
 // fairleadPaths are the fields of Fairlead's own file.
 func fairleadPaths() []string {
 	return []string{
-		"manifests", "nodeIPs", "controlSocket", "auditInterval", "metricsServices", "countBackends", "takeOver", "iptablesBackend",
-		"ipvsAddressMode", "ipvsDrainTimeout", "ebpf.cgroupRoot", "ebpf.bpfRoot", "ebpf.packets",
+		"manifests", "nodeIPs", "controlSocket", "auditInterval", "metricsServices", "countBackends", "takeOver",
+		"iptablesBackend", "ipvsAddressMode", "ipvsDrainTimeout", "ebpf.cgroupRoot", "ebpf.bpfRoot", "ebpf.packets",
 		"ebpf.acceleration", "ebpf.forwarding", "ebpf.sockets", "ebpf.abortTCP",
 		"ebpf.sizes.affinities", "ebpf.sizes.flows", "ebpf.sizes.sockets", "ebpf.sizes.translations",
 		"ebpf.sizes.services",

@@ -46,7 +46,8 @@ func (i *inspection) addressOf(ctx context.Context, destination, source string) 
 	case len(all) == 0:
 		return "", cli.Misused(fmt.Errorf("%q: there is no Service %s here", destination, w.name))
 	}
-	return "", cli.Misused(fmt.Errorf("%q: name one port of Service %s: %s", destination, w.name, strings.Join(ports, ", ")))
+	names := strings.Join(ports, ", ")
+	return "", cli.Misused(fmt.Errorf("%q: name one port of Service %s: %s", destination, w.name, names))
 }
 
 // wanted is a destination by name.
@@ -101,8 +102,8 @@ func (w wanted) places(p service.PortSummary) (found []place) {
 	return found
 }
 
-// choosePlace prefers TCP, if no protocol is named, the family of the source, and addresses that are not loopback. It is
-// empty if there are several ports, or none.
+// choosePlace prefers TCP, if no protocol is named, the family of the source, and addresses that are not loopback. It
+// is empty if there are several ports, or none.
 func choosePlace(found []place, protocol, source string) string {
 	isTCP := func(p place) bool { return p.protocol == "tcp" }
 	if protocol == "" && slices.ContainsFunc(found, isTCP) {
