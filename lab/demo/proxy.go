@@ -130,7 +130,7 @@ func (p *proxy) warnings() []string {
 		return []string{err.Error()}
 	}
 	lines := slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool {
-		about := strings.Contains(line, " msg=problem ") // the manifests, of which the demo has said it
+		about := strings.Contains(line, " msg=problem file=") // the manifests: the demo has said it
 		return about || !strings.Contains(line, " level=WARN ") && !strings.Contains(line, " level=ERROR ")
 	})
 	return lines[:min(len(lines), most)]
