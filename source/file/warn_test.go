@@ -130,7 +130,7 @@ func TestFile_warningsFollow(t *testing.T) {
 		b.must(err)
 		var got []string
 		for _, p := range batch.Problems {
-			got = append(got, strings.TrimPrefix(p.File, b.dir+"/")+" "+p.Object)
+			got = append(got, strings.TrimPrefix(p.File, b.dir+string(filepath.Separator))+" "+p.Object)
 		}
 		if got = append(got, batch.Resolved...); !slices.Equal(got, want) {
 			t.Fatalf("got %q, want %q", got, want)
