@@ -34,7 +34,7 @@ func dumpCommand() *cobra.Command {
 	}
 	i.AddOfflineTo(c.Flags())
 	c.Flags().BoolVar(&counters, "counters", false,
-		"print what the running data plane has counted instead (not in mode iptables; nftables without countBackends: only refusals)")
+		"print what the running data plane has counted instead (nftables without countBackends: refusals; not iptables)")
 	return c
 }
 
