@@ -37,15 +37,23 @@ func (i *inspection) status(ctx context.Context) error {
 	if err := i.Check(); err != nil {
 		return err
 	}
-	answer, err := i.Answer(ctx, "/status")
+	r, err := i.askStatus(ctx)
 	if err != nil {
-		return cli.Failed(err)
-	}
-	var r report
-	if err := json.Unmarshal(answer, &r.Report); err != nil {
-		return cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
+		return err
 	}
 	return errors.Join(i.Print(r), r.exit())
+}
+
+// askStatus has the running proxy say how it does.
+func (i *inspection) askStatus(ctx context.Context) (r report, err error) {
+	answer, err := i.Answer(ctx, "/status")
+	if err != nil {
+		return r, cli.Failed(err)
+	}
+	if err := json.Unmarshal(answer, &r.Report); err != nil {
+		return r, cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
+	}
+	return r, nil
 }
 
 // report is a Report for people.

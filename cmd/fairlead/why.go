@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -141,17 +139,13 @@ const silentWatch = 5 * time.Minute
 
 // checkProxy asks whether the proxy follows the cluster.
 func (q *serviceQuestion) checkProxy(ctx context.Context, f *findings) error {
-	answer, err := q.Answer(ctx, "/status")
+	r, err := q.askStatus(ctx)
 	switch {
 	case errors.Is(err, cli.ErrNoProxy):
 		f.fail("start it, or name its --control-socket; all modes but userspace serve by their last rules", "%v", err)
 		return nil
 	case err != nil:
-		return cli.Failed(err)
-	}
-	var r report
-	if err := json.Unmarshal(answer, &r.Report); err != nil {
-		return cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
+		return err
 	}
 	for _, w := range r.Watches {
 		if age := r.Now.Sub(w.LastMessage); age > silentWatch {
@@ -292,15 +286,10 @@ func (q *serviceQuestion) ownDrift(ctx context.Context, name string, all []datap
 
 // checkKernel asks whether the kernel holds the rows of the Service.
 func (q *serviceQuestion) checkKernel(ctx context.Context, f *findings) error {
-	answer, err := q.Order(ctx, http.MethodGet, "/audit")
+	a, err := q.askAudit(ctx)
 	if err != nil {
 		f.warn("fairlead audit", "%v", err)
 		return nil
-	}
-	defer answer.Close()
-	var a engine.Audited
-	if err := json.NewDecoder(answer).Decode(&a); err != nil {
-		return cli.Failed(fmt.Errorf("the proxy's answer: %w", err))
 	}
 	own, err := q.ownDrift(ctx, f.Service, a.Refused)
 	if err != nil {
