@@ -99,14 +99,17 @@ func class(path string) Class {
 	switch {
 	case matches(path, []string{
 		"nodePortAddresses", "iptables.localhostNodePorts", "detectLocalMode", "detectLocal", "clusterCIDR",
-		"iptables.masqueradeAll", "nftables.masqueradeAll", "bindAddress", "nodeIPs", "winkernel.enableDSR",
+		"iptables.masqueradeAll", "nftables.masqueradeAll", "bindAddress", "nodeIPs", "backendHealth", "ejection",
+		"winkernel.enableDSR",
 		"winkernel.forwardHealthCheckVip",
 		"featureGates." + gateExternalIPs,
 	}):
 		return OnTable
 	case matches(path, []string{
 		"logging", "healthzBindAddress", "metricsBindAddress", "enableProfiling", "conntrack",
-		"oomScoreAdj", "controlSocket", "auditInterval", "metricsServices", "takeOver", "featureGates." + GateFlagz,
+		"oomScoreAdj", "controlSocket", "auditInterval", "metricsServices", "takeOver", "healthCheckMaxAge",
+		"resetOrphans",
+		"featureGates." + GateFlagz,
 		"featureGates." + GateStatusz, "iptables.minSyncPeriod", "nftables.minSyncPeriod", "ipvs.minSyncPeriod",
 		"ipvs.excludeCIDRs",
 	}):

@@ -160,6 +160,17 @@ func (d *document) rename() (found []renamed.Name) {
 	return found
 }
 
+// spell writes the word off where YAML has made a boolean of it.
+func (d *document) spell() {
+	_, object := walk(d.content, []string{"ebpf"})
+	ebpf, _ := object.(map[string]any)
+	for name, fields := range map[string]map[string]any{"counters": d.content, "acceleration": ebpf} {
+		if fields[name] == false {
+			fields[name] = "off"
+		}
+	}
+}
+
 // wrongKind says what is at fault with a document that is of another kind, or says nothing.
 func (d *document) wrongKind(kind, apiVersion string) error {
 	var errs []error

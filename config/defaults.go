@@ -78,7 +78,14 @@ func defaultFairlead() FairleadConfiguration {
 		ControlSocket:   defaultControlSocket(),
 		AuditInterval:   metav1.Duration{Duration: time.Second / 2},
 		MetricsServices: 50,
+		Counters:        CountServices,
 		TakeOver:        TakeOverRemove,
+		BackendHealth:   BackendHealthObserve,
+		ResetOrphans:    true,
+		Ejection: Ejection{
+			Failures: 3, FloorPercent: 50, Time: metav1.Duration{Duration: 5 * time.Second},
+			MaxTime: metav1.Duration{Duration: 5 * time.Minute}, SlowStart: metav1.Duration{Duration: 10 * time.Second},
+		},
 		IPVSAddressMode: IPVSAddressesByCIDR,
 		EBPF: EBPF{
 			BPFRoot: "/sys/fs/bpf", Packets: EBPFPacketsByTC, Acceleration: EBPFAccelerationOff,

@@ -22,13 +22,23 @@ type FairleadConfiguration struct {
 	NodeIPs []string `json:"nodeIPs,omitempty"`
 	// ControlSocket is the path of the Unix socket on which dump, explain and others ask; empty: none.
 	ControlSocket string `json:"controlSocket"`
+	// HealthCheckMaxAge is how long "fairlead answer-health" answers at health check ports for a process that is away;
+	// 0: the process itself answers.
+	HealthCheckMaxAge metav1.Duration `json:"healthCheckMaxAge,omitempty"`
 	// AuditInterval is the time between two comparisons of the kernel with what it should hold.
 	AuditInterval metav1.Duration `json:"auditInterval,omitempty"`
 	// MetricsServices is how many ports of Services, those with the most connections, have metrics of their own. All
 	// others together have one; 0: none has.
 	MetricsServices int32 `json:"metricsServices"`
-	// CountBackends has mode nftables count the connections of each backend, as the other modes do but iptables.
-	CountBackends bool `json:"countBackends,omitempty"`
+	// Counters is for what the connections are counted in modes nftables and iptables: "off", "services" or "backends".
+	Counters Counters `json:"counters,omitempty"`
+	// BackendHealth says what becomes of backends that do not answer clients of this node: "off", "observe" or "eject".
+	BackendHealth BackendHealth `json:"backendHealth,omitempty"`
+	// Ejection says when a backend is ejected, and when it comes back.
+	Ejection Ejection `json:"ejection,omitempty"`
+	// ResetOrphans has open connections of TCP reset whose backend is gone and does not acknowledge what it was sent. The
+	// default is true: such a connection can only hang. One to a backend that answers is never reset.
+	ResetOrphans bool `json:"resetOrphans"`
 	// TakeOver says what becomes of rules that kube-proxy has left on the node: "Remove", once
 	// Fairlead's own are in force, or "Keep".
 	TakeOver TakeOver `json:"takeOver,omitempty"`
@@ -43,6 +53,20 @@ type FairleadConfiguration struct {
 	EBPF EBPF `json:"ebpf,omitempty"`
 	// Userspace is for the data plane userspace.
 	Userspace Userspace `json:"userspace,omitempty"`
+}
+
+// Ejection are the settings of backendHealth. They are compared.
+type Ejection struct {
+	// Failures in a row after which a backend is taken for dead.
+	Failures int32 `json:"failures,omitempty"`
+	// FloorPercent of a pool's ready backends always stay in use.
+	FloorPercent int32 `json:"floorPercent,omitempty"`
+	// Time of the first ejection; each further one takes twice as long.
+	Time metav1.Duration `json:"time,omitempty"`
+	// MaxTime of an ejection.
+	MaxTime metav1.Duration `json:"maxTime,omitempty"`
+	// SlowStart is how long a backend that answers again takes to get its full share of new connections.
+	SlowStart metav1.Duration `json:"slowStart,omitempty"`
 }
 
 // Userspace are the settings of the data plane userspace. They are compared.
@@ -100,6 +124,26 @@ type EBPFSizes struct {
 	// Services, of one port and one backend each, that tables have room for from the start.
 	Services int32 `json:"services,omitempty"`
 }
+
+// Counters is what connections are counted for.
+type Counters string
+
+// The values of Counters.
+const (
+	CountNothing  Counters = "off"
+	CountServices Counters = "services"
+	CountBackends Counters = "backends"
+)
+
+// BackendHealth says what becomes of backends that do not answer.
+type BackendHealth string
+
+// The values of BackendHealth.
+const (
+	BackendHealthOff     BackendHealth = "off"
+	BackendHealthObserve BackendHealth = "observe"
+	BackendHealthEject   BackendHealth = "eject"
+)
 
 // TakeOver says what becomes of the rules that kube-proxy has left.
 type TakeOver string

@@ -62,7 +62,10 @@ func fieldsWithoutFlags() []Field {
 // fairleadPaths are the fields of Fairlead's own file.
 func fairleadPaths() []string {
 	return []string{
-		"manifests", "nodeIPs", "controlSocket", "auditInterval", "metricsServices", "countBackends", "takeOver",
+		"manifests", "nodeIPs", "controlSocket", "healthCheckMaxAge", "auditInterval", "metricsServices", "counters",
+		"takeOver",
+		"backendHealth", "ejection.failures", "ejection.floorPercent", "ejection.time", "ejection.maxTime",
+		"ejection.slowStart", "resetOrphans",
 		"iptablesBackend", "ipvsAddressMode", "ipvsDrainTimeout", "ebpf.cgroupRoot", "ebpf.bpfRoot", "ebpf.packets",
 		"ebpf.acceleration", "ebpf.forwarding", "ebpf.sockets", "ebpf.abortTCP",
 		"ebpf.sizes.affinities", "ebpf.sizes.flows", "ebpf.sizes.sockets", "ebpf.sizes.translations",

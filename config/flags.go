@@ -19,7 +19,7 @@ type Command struct {
 	Cleanup        bool   // remove every rule instead of running
 	InitOnly       bool   // do what needs root instead of running
 	Once           bool   // program the kernel, then exit
-	Strict         bool   // serve no manifests in which anything is wrong, or hardly meant
+	Strict         bool   // serve no manifests in which anything is wrong, or probably a mistake
 	Master         string // address of the API server, instead of the one in the kubeconfig
 	Version        Version
 	LogFile        string // instead of the standard error output
@@ -87,6 +87,16 @@ func (f *Flags) AddTo(set *pflag.FlagSet) {
 
 // Sets are the flags in groups, in the order in which help shows them.
 func (f *Flags) Sets() cliflag.NamedFlagSets { return f.sets }
+
+// Lookup is the flag of a name; nil: there is none.
+func (f *Flags) Lookup(name string) *pflag.Flag {
+	for _, set := range f.sets.FlagSets {
+		if flag := set.Lookup(name); flag != nil {
+			return flag
+		}
+	}
+	return nil
+}
 
 // changed lists the options that were given.
 func (f *Flags) changed() (given []option) {

@@ -91,10 +91,11 @@ func TestHelp(t *testing.T) {
 What it serves: manifests hostname-override node-ip bind-address once strict feature-gates
 Configuration: config fairlead-config write-config-to
 Instead of running: cleanup init-only version
-Data plane: proxy-mode masquerade-all iptables-masquerade-bit iptables-min-sync-period ipvs-min-sync-period audit-interval count-backends take-over iptables-backend
+Data plane: proxy-mode masquerade-all iptables-masquerade-bit iptables-min-sync-period ipvs-min-sync-period audit-interval counters take-over iptables-backend
+Backends that do not answer: backend-health ejection-failures ejection-floor-percent ejection-time ejection-max-time ejection-slow-start reset-orphans
 Node ports: nodeport-addresses iptables-localhost-nodeports
 Pods: detect-local-mode cluster-cidr pod-bridge-interface pod-interface-name-prefix
-Listeners: healthz-bind-address metrics-bind-address control-socket bind-address-hard-fail metrics-services profiling show-hidden-metrics-for-version
+Listeners: healthz-bind-address metrics-bind-address control-socket health-check-max-age bind-address-hard-fail metrics-services profiling show-hidden-metrics-for-version
 Kernel settings: conntrack-max-per-core conntrack-min conntrack-tcp-timeout-established conntrack-tcp-timeout-close-wait conntrack-tcp-be-liberal conntrack-udp-timeout conntrack-udp-timeout-stream oom-score-adj
 API server: kubeconfig master kube-api-content-type kube-api-qps kube-api-burst
 Logging: v logging-format log-file

@@ -152,6 +152,7 @@ func (l *loading) fairlead() {
 			for _, n := range doc.rename() {
 				l.warn("%s: %s is deprecated, use %s", path, n.Old, n.New)
 			}
+			doc.spell()
 			unknown, errs, err := doc.into(FairleadKind, c)
 			l.fail(path, err)
 			for _, u := range unknown {
@@ -164,9 +165,17 @@ func (l *loading) fairlead() {
 	override(f, "manifests", &c.Manifests, said.Manifests)
 	override(f, "node-ip", &c.NodeIPs, said.NodeIPs)
 	override(f, "control-socket", &c.ControlSocket, said.ControlSocket)
+	override(f, "health-check-max-age", &c.HealthCheckMaxAge, said.HealthCheckMaxAge)
 	override(f, "audit-interval", &c.AuditInterval, said.AuditInterval)
 	override(f, "metrics-services", &c.MetricsServices, said.MetricsServices)
-	override(f, "count-backends", &c.CountBackends, said.CountBackends)
+	override(f, "counters", &c.Counters, said.Counters)
+	override(f, "backend-health", &c.BackendHealth, said.BackendHealth)
+	override(f, "ejection-failures", &c.Ejection.Failures, said.Ejection.Failures)
+	override(f, "ejection-floor-percent", &c.Ejection.FloorPercent, said.Ejection.FloorPercent)
+	override(f, "ejection-time", &c.Ejection.Time, said.Ejection.Time)
+	override(f, "ejection-max-time", &c.Ejection.MaxTime, said.Ejection.MaxTime)
+	override(f, "ejection-slow-start", &c.Ejection.SlowStart, said.Ejection.SlowStart)
+	override(f, "reset-orphans", &c.ResetOrphans, said.ResetOrphans)
 	override(f, "take-over", &c.TakeOver, said.TakeOver)
 	override(f, "iptables-backend", &c.IPTablesBackend, said.IPTablesBackend)
 	override(f, "ipvs-address-mode", &c.IPVSAddressMode, said.IPVSAddressMode)

@@ -59,6 +59,10 @@ func (c *Config) reason(path string) string {
 		if c.KubeProxy.Mode != ModeIPTables && c.KubeProxy.Mode != ModeAuto {
 			return "it is for mode iptables"
 		}
+	case path == "counters":
+		if !c.may(ModeNFTables) && !c.may(ModeIPTables) {
+			return "the data plane " + c.Plane + " counts for each backend in any case"
+		}
 	case path == "ipvsAddressMode", path == "ipvsDrainTimeout":
 		if !c.may(ModeIPVS) {
 			return "it is for the data plane ipvs"

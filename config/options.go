@@ -32,6 +32,7 @@ const (
 	files       group = "configuration"
 	instead     group = "instead of running"
 	plane       group = "data plane"
+	backends    group = "backends that do not answer"
 	nodePorts   group = "node ports"
 	pods        group = "pods"
 	listeners   group = "listeners"
@@ -80,7 +81,7 @@ func ipPort(to *string) func(*pflag.FlagSet, string, string) {
 // all are the options, in the order of the help.
 func (f *Flags) all() (all []option) {
 	for _, part := range [][]option{
-		f.serving(), f.filesAndVerbs(), f.dataPlane(), f.nodePortsAndPods(), f.listeners(), f.kernel(),
+		f.serving(), f.filesAndVerbs(), f.dataPlane(), f.backends(), f.nodePortsAndPods(), f.listeners(), f.kernel(),
 		f.apiServer(), f.logging(), f.ipvs(), f.ebpf(), f.ebpfSizes(), f.userspace(), f.windows(), f.obsolete(),
 		f.obsoleteLogging(),
 	} {
@@ -107,7 +108,7 @@ func (f *Flags) serving() []option {
 				"name"},
 		{group: serving, flag: "once", always: true, bind: yes(&f.Once), usage: "program the kernel, then exit"},
 		{group: serving, flag: "strict", always: true, bind: yes(&f.Strict),
-			usage: "serve --manifests only if nothing in them is wrong or hardly meant; else print it, and exit with status 1"},
+			usage: "serve --manifests only if nothing in them is wrong or probably a mistake; else print it, exit status 1"},
 		{group: serving, flag: "feature-gates", field: "featureGates",
 			bind: value(cliflag.NewMapStringBool(&f.said.kubeProxy.FeatureGates)),
 			usage: "Kubernetes' feature gates. Those with a meaning here: " +
@@ -154,9 +155,10 @@ func (f *Flags) dataPlane() []option {
 			usage: gathered + "; in mode ipvs"},
 		{group: plane, flag: "audit-interval", field: "auditInterval", always: true, bind: span(&own.AuditInterval.Duration),
 			usage: "time between two audits of the kernel's rules"},
-		{group: plane, flag: "count-backends", field: "countBackends", always: true, bind: yes(&own.CountBackends),
-			usage: "count the connections of each backend in mode nftables, too: with very many endpoints the first " +
-				"programming takes twice as long, and audits half as long again"},
+		{group: plane, flag: "counters", field: "counters", always: true,
+			bind: value(stringValue[Counters]{&own.Counters, "Counters", nil}),
+			usage: "connections that modes nftables and iptables count, beside refusals: off, services (per port) or " +
+				"backends (packets and bytes, too; the first programming takes twice as long, a connection 4 % longer)"},
 		{group: plane, flag: "take-over", field: "takeOver", always: true,
 			bind:  value(stringValue[TakeOver]{&own.TakeOver, "TakeOver", nil}),
 			usage: "rules that kube-proxy left: Remove deletes them once Fairlead's are active, Keep leaves them"},
@@ -164,6 +166,32 @@ func (f *Flags) dataPlane() []option {
 			bind: value(stringValue[IPTablesBackend]{&own.IPTablesBackend, "IPTablesBackend", nil}),
 			usage: "kernel interface of mode iptables: legacy or nf_tables (default: that of the kubelet, else " +
 				"that of the machine's iptables)"},
+	}
+}
+
+func (f *Flags) backends() []option {
+	own := &f.said.fairlead
+	e := &own.Ejection
+	return []option{
+		{group: backends, flag: "backend-health", field: "backendHealth", always: true,
+			bind: value(stringValue[BackendHealth]{&own.BackendHealth, "BackendHealth", nil}),
+			usage: "backends that do not answer clients of this node, while others do: off, observe (say so), or " +
+				"eject (no new connections for a time); annotation fairlead.dev/backend-health has it for one Service"},
+		{group: backends, flag: "ejection-failures", field: "ejection.failures", always: true, bind: number(&e.Failures),
+			usage: "number of connections that fail in a row, after which a backend is ejected"},
+		{group: backends, flag: "ejection-floor-percent", field: "ejection.floorPercent", always: true,
+			bind: number(&e.FloorPercent), usage: "share of ready endpoints that stay in use. Where more do not answer, " +
+				"none is ejected"},
+		{group: backends, flag: "ejection-time", field: "ejection.time", always: true, bind: span(&e.Time.Duration),
+			usage: "time until some connections try an ejected backend again; each further ejection takes twice as long"},
+		{group: backends, flag: "ejection-max-time", field: "ejection.maxTime", always: true,
+			bind: span(&e.MaxTime.Duration), usage: "longest time of an ejection"},
+		{group: backends, flag: "ejection-slow-start", field: "ejection.slowStart", always: true,
+			bind: span(&e.SlowStart.Duration), usage: "time from the first answer until a backend has its full share again; " +
+				"annotation fairlead.dev/slow-start, which holds for new endpoints, too"},
+		{group: backends, flag: "reset-orphans", field: "resetOrphans", always: true, bind: yes(&own.ResetOrphans),
+			usage: "reset open TCP connections whose backend is gone and does not acknowledge what it was sent, so that " +
+				"clients connect anew"},
 	}
 }
 
@@ -200,6 +228,9 @@ func (f *Flags) listeners() []option {
 		{group: listeners, flag: "control-socket", field: "controlSocket", always: true,
 			bind: text(&f.said.fairlead.ControlSocket), usage: "unix socket for dump, explain and other commands, " +
 				"or on Windows a file with address and token; empty: none"},
+		{group: listeners, flag: "health-check-max-age", field: "healthCheckMaxAge", always: true,
+			bind: span(&f.said.fairlead.HealthCheckMaxAge.Duration), usage: "time for which fairlead answer-health answers " +
+				"at health check ports while this process is away, 5s to 1h; 0: this process answers"},
 		{group: listeners, flag: "bind-address-hard-fail", field: "bindAddressHardFail", bind: yes(&c.BindAddressHardFail),
 			usage: "exit if a listener cannot be opened"},
 		{group: listeners, flag: "metrics-services", field: "metricsServices", always: true,

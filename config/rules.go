@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
@@ -38,8 +39,16 @@ func (c *Config) judge(planes []string) (errs field.ErrorList) {
 	errs = append(errs, judgeNodeIPs(c.Fairlead.NodeIPs)...)
 	errs = append(errs, judgeSizes(c.Fairlead.EBPF.Sizes)...)
 	errs = append(errs, judgeUserspace(&c.Fairlead.Userspace)...)
+	errs = append(errs, judgeEjection(&c.Fairlead.Ejection)...)
 	if c.Fairlead.AuditInterval.Duration == 0 {
 		errs = append(errs, field.Invalid(field.NewPath("auditInterval"), c.Fairlead.AuditInterval, "must be greater than 0"))
+	}
+	age := c.Fairlead.HealthCheckMaxAge
+	if in := age.Duration >= 5*time.Second && age.Duration <= time.Hour; age.Duration != 0 && !in {
+		errs = append(errs, field.Invalid(field.NewPath("healthCheckMaxAge"), age, "must be 0, or from 5s to 1h"))
+	}
+	if age.Duration != 0 && c.Fairlead.ControlSocket == "" {
+		errs = append(errs, field.Invalid(field.NewPath("healthCheckMaxAge"), age, "needs a controlSocket, beside its file"))
 	}
 	slices.SortStableFunc(errs, func(a, b *field.Error) int { return strings.Compare(a.Field, b.Field) })
 	return errs
@@ -288,6 +297,19 @@ func judgeUserspace(u *Userspace) (errs field.ErrorList) {
 			errs = append(errs, field.Invalid(field.NewPath("userspace", name), "0s", "must be greater than 0"))
 		}
 	}
+	return errs
+}
+
+func judgeEjection(e *Ejection) (errs field.ErrorList) {
+	at := field.NewPath("ejection")
+	between := func(name string, d metav1.Duration, least, most time.Duration) {
+		if d.Duration < least || d.Duration > most {
+			errs = append(errs, field.Invalid(at.Child(name), d, fmt.Sprintf("must be within %s and %s", least, most)))
+		}
+	}
+	between("time", e.Time, time.Second, time.Hour)
+	between("maxTime", e.MaxTime, e.Time.Duration, time.Hour)
+	between("slowStart", e.SlowStart, 0, 4*time.Minute)
 	return errs
 }
 

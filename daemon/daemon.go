@@ -31,6 +31,7 @@ import (
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/handover"
+	"fairlead.dev/fairlead/drain"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/said"
@@ -64,10 +65,13 @@ type Daemon struct {
 	whyRefused atomic.Value                  // string: why the configuration files are not in force; empty: they are
 	node       node
 
+	whySubstitute atomic.Value // string: why another plane serves than the mode's own; empty: it does not
+
 	metrics  *metrics.Metrics
 	server   *server.Server
 	report   *reporter
 	engine   *engine.Engine
+	drain    *drain.Barrier
 	plane    *handover.Handover
 	switches switches
 
@@ -105,6 +109,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	d.switches.orders = make(chan *switchOrder)
 	d.feeds.log, d.feeds.onChange = d.log, d.useFeed
+	d.drain = drain.New(d.look, d.log)
 	d.config.Store(c)
 	return d.run(ctx, c)
 }
@@ -114,6 +119,9 @@ type ConfigError struct{ error }
 
 // Unwrap returns the error.
 func (e ConfigError) Unwrap() error { return e.error }
+
+// Misused has command lines exit as for bad usage.
+func (ConfigError) Misused() {}
 
 // load reads the configuration for the first time and obeys what it says of logging.
 func load(o Options) (*config.Config, error) {
@@ -186,6 +194,7 @@ func (d *Daemon) startPlane(c *config.Config) (err error) {
 func (d *Daemon) openPlane(s planeSettings) (*handover.Plane, error) {
 	return d.plane.Reopen(d.planeConfig(), s, func(c dataplane.Config) (p *handover.Plane, err error) {
 		p, d.instead, err = s.open(c)
+		d.whySubstitute.Store(d.instead)
 		return p, err
 	})
 }
@@ -245,6 +254,15 @@ func (d *Daemon) openFeed(c *config.Config) error {
 func (d *Daemon) useFeed(f *feed) {
 	d.metrics.Watching(f.watches)
 	d.report.use(f.events)
+	d.drain.Use(f.settings.node, f.leases)
+}
+
+// look has the engine's goroutine read the Table.
+func (d *Daemon) look(ctx context.Context, f func(*service.Table)) error {
+	return d.engine.Do(ctx, func(_ context.Context, v engine.View) error {
+		f(v.Table)
+		return nil
+	})
 }
 
 func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
@@ -257,14 +275,18 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		AuditInterval:   s.AuditInterval,
 		ExternalChanges: d.node.changes(),
 		MaxRest:         s.MaxRest,
+		Outcomes:        d.outcomes(),
+		ResetOrphans:    s.ResetOrphans,
 		HealthAddress:   s.HealthAddress,
+		Health:          map[string]http.Handler{drain.Path: d.drain},
+		HealthFile:      s.HealthFile,
 		HardFail:        d.config.Load().KubeProxy.BindAddressHardFail,
 		ControlSocket:   s.ControlSocket,
 		About:           d.about,
 		Control: map[string]http.Handler{"/switch": &d.switches, "/events": http.HandlerFunc(d.serveEvents),
 			"/configz": http.HandlerFunc(d.serveConfig)},
 		ControlRefused: func(err error) { d.report.warn(reasonControl, err.Error()) },
-		Observer:       observers{d.metrics, d.report, &d.options.Logs.Events, &beginning{inForce: d.inForce}},
+		Observer:       observers{d.metrics, d.report, &d.options.Logs.Events, &beginning{inForce: d.inForce}, d.drain},
 
 		ConnectionClosed: d.metrics.ConnectionClosed,
 	})
@@ -312,6 +334,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 		return err
 	})
 	g.Go(func() error { return d.manage(ctx) })
+	g.Go(func() error { d.drain.Run(ctx); return nil })
 	err := g.Wait()
 	if err == nil {
 		d.sayEnd()
@@ -404,6 +427,9 @@ func (d *Daemon) about() engine.About {
 		Node: f.settings.node, Why: d.whyServes(plane), Draining: d.plane.Kept(),
 	}
 	a.ConfigurationRefused, _ = d.whyRefused.Load().(string)
+	if substitute, _ := d.whySubstitute.Load().(string); substitute != "" {
+		a.Why = substitute
+	}
 	if p := d.plane.InForce(); p != nil {
 		a.Backend = found(p).variant()
 	}

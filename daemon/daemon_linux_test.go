@@ -94,6 +94,8 @@ func TestTableOptions(t *testing.T) {
 		c.want.Listeners = []netip.AddrPort{
 			netip.MustParseAddrPort("0.0.0.0:10256"), netip.MustParseAddrPort("127.0.0.1:10249"),
 		}
+		c.want.Health = service.Health{Mode: service.HealthObserve, Failures: 3, Floor: 50,
+			Time: 5 * time.Second, MaxTime: 5 * time.Minute, Slow: 10 * time.Second}
 		got, err := tableOptions(configured(t, c.file))
 		if err != nil || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", c.want) {
 			t.Errorf("%s\ngot  %+v %v\nwant %+v", c.file, got, err, c.want)
@@ -103,8 +105,8 @@ func TestTableOptions(t *testing.T) {
 
 func TestPlaneSettings(t *testing.T) {
 	for file, want := range map[string]planeSettings{
-		"mode: nftables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {name: "nftables", mark: 1 << 20},
-		"mode: iptables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {name: "iptables", mark: 1 << 3},
+		"mode: nftables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {name: "nftables", mark: 1 << 20, counters: dataplane.PerPool},
+		"mode: iptables\nnftables: {masqueradeBit: 20}\niptables: {masqueradeBit: 3}": {name: "iptables", mark: 1 << 3, counters: dataplane.PerPool},
 		"mode: ipvs\niptables: {masqueradeBit: 4}": {
 			name: "ipvs", mark: 1 << 4, ipvs: ipvs.Options{AddressMode: ipvs.CIDR},
 		},
@@ -112,16 +114,22 @@ func TestPlaneSettings(t *testing.T) {
 			name: "ipvs", mark: dataplane.DefaultMark, ipvs: ipvs.Options{Scheduler: "sh", StrictARP: true, AddressMode: ipvs.CIDR,
 				Timeouts: ipvs.Timeouts{TCP: time.Hour, TCPFin: 2 * time.Minute, UDP: 3 * time.Second}},
 		},
-		"mode: nftables\nconntrack: {tcpBeLiberal: true}": {name: "nftables", mark: dataplane.DefaultMark},
-		"":                                {name: "iptables", mark: dataplane.DefaultMark},
-		"conntrack: {tcpBeLiberal: true}": {name: "iptables", mark: dataplane.DefaultMark, iptables: iptables.Options{KeepInvalid: true}},
+		"mode: nftables\nconntrack: {tcpBeLiberal: true}": {name: "nftables", mark: dataplane.DefaultMark, counters: dataplane.PerPool},
+		"": {name: "iptables", mark: dataplane.DefaultMark, counters: dataplane.PerPool},
+		"conntrack: {tcpBeLiberal: true}": {
+			name: "iptables", mark: dataplane.DefaultMark, counters: dataplane.PerPool,
+			iptables: iptables.Options{KeepInvalid: true},
+		},
 	} {
 		if got := planeIn(configured(t, file)); got != want {
 			t.Errorf("%s: %+v, want %+v", file, got, want)
 		}
 	}
-	want := planeSettings{name: "iptables", mark: dataplane.DefaultMark, iptables: iptables.Options{Backend: iptables.Legacy}}
-	if got := planeIn(configured(t, "", "--iptables-backend=legacy")); got != want {
+	want := planeSettings{
+		name: "iptables", mark: dataplane.DefaultMark, counters: dataplane.PerBackend,
+		iptables: iptables.Options{Backend: iptables.Legacy},
+	}
+	if got := planeIn(configured(t, "", "--iptables-backend=legacy", "--counters=backends")); got != want {
 		t.Errorf("--iptables-backend: %+v, want %+v", got, want)
 	}
 }

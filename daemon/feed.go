@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/drain"
 	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
@@ -45,6 +46,7 @@ type feed struct {
 	settings feedSettings
 	source   source.Source
 	events   emitter
+	leases   drain.API              // nil: there are none
 	watches  func() []metrics.Watch // nil: there are none
 }
 
@@ -77,7 +79,7 @@ func (s feedSettings) openObjects(l *Logs) (*feed, error) {
 		return nil, err
 	}
 	cluster := client.Source(s.node)
-	f.source, f.events = cluster, client.Events(s.node, component)
+	f.source, f.events, f.leases = cluster, client.Events(s.node, component), client
 	f.watches = func() (all []metrics.Watch) {
 		for _, w := range cluster.Watches() {
 			all = append(all, metrics.Watch(w))

@@ -34,7 +34,7 @@ func (n *node) watchFlows(plane string) (w *flowWatch, counted bool, err error) 
 	}
 	w = &flowWatch{done: make(chan struct{}), opened: map[model.Key]*opened{}}
 	err = n.network.Do(func() (err error) {
-		w.watch, err = tracked.NewWatch()
+		w.watch, err = tracked.NewWatch(tracked.Begun)
 		return err
 	})
 	if err != nil {

@@ -30,7 +30,8 @@ type node struct {
 	external  *external.Watch
 	why       atomic.Pointer[reason] // the plane was chosen; nil: mode auto has not chosen any
 	network   namespace.Namespace    // in which the process serves
-	measured  sync.WaitGroup         // the removal of namespaces and processes after measuring
+	outcomes  outcomeWatch
+	measured  sync.WaitGroup // the removal of namespaces and processes after measuring
 }
 
 // openNode has the kernel report external changes. Where it does not, the next audit finds them.
@@ -58,6 +59,7 @@ func (n *node) close() (err error) {
 	if n.external != nil {
 		n.external.Close()
 	}
+	n.outcomes.close()
 	return errors.Join(err, n.network.Close())
 }
 

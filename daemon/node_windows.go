@@ -9,6 +9,7 @@ import (
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/handover"
+	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -24,6 +25,8 @@ func (*Daemon) takeOver(context.Context)                        {}
 func (*Daemon) takeOverOnce(context.Context) error              { return nil }
 func (*node) close() error                                      { return nil }
 func (*node) changes() <-chan dataplane.ExternalChange          { return nil }
+func (*Daemon) outcomes() engine.Outcomes                       { return nil }
+func (*Daemon) changeOutcomes(*config.Config)                   {}
 func (*node) planeBegins()                                      {}
 func (*node) planeCleared(*handover.Plane)                      {}
 func (*Daemon) whyServes(string) string                         { return "" }

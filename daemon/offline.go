@@ -34,3 +34,6 @@ func Compile(ctx context.Context, c *config.Config, l *Logs) (*service.Table, []
 	_, _, problems := table.Update(batch)
 	return table, problems, nil
 }
+
+// NewFlags are the flags of "fairlead run".
+func NewFlags() *config.Flags { return config.NewFlags(Planes()...) }

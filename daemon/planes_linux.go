@@ -57,7 +57,7 @@ func (s planeSettings) plane(way *userspace.Redirect) (plane, error) {
 type planeSettings struct {
 	name      string
 	mark      uint32
-	count     bool              // connections of each backend, where that costs something
+	counters  dataplane.Detail
 	iptables  iptables.Options  // of that plane
 	ipvs      ipvs.Options      // likewise
 	ebpf      config.EBPF       // likewise
@@ -180,7 +180,7 @@ func (s planeSettings) openItself(c dataplane.Config) (_ *handover.Plane, err er
 	if p.wrap != nil {
 		whole = p.wrap(p.Driver)
 	}
-	c.Mark, c.CountBackends = s.mark, s.count
+	c.Mark, c.Counters = s.mark, s.counters
 	if made.Dataplane, err = whole(c); err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"fairlead.dev/fairlead/config"
@@ -50,7 +51,17 @@ func tableOptions(c *config.Config) (service.Options, error) {
 		Listeners:         listeners(c),
 		Manifests:         standalone(c),
 		HNS:               hns(c),
+		Health:            health(c),
 	}, err
+}
+
+// health is when backends are ejected.
+func health(c *config.Config) service.Health {
+	e := &c.Fairlead.Ejection
+	return service.Health{
+		Mode: service.HealthMode(c.Fairlead.BackendHealth), Failures: int(e.Failures), Floor: int(e.FloorPercent),
+		Time: e.Time.Duration, MaxTime: e.MaxTime.Duration, Slow: e.SlowStart.Duration,
+	}
 }
 
 // hns is what the rows are to respect on Windows; nil elsewhere.
@@ -95,9 +106,25 @@ func engineSettings(c *config.Config) (engine.Settings, error) {
 		Table:         table,
 		AuditInterval: c.Fairlead.AuditInterval.Duration,
 		MaxRest:       c.MinSyncPeriod() / 2, // a change may have to wait for a turn of others as well
+		ResetOrphans:  c.Fairlead.ResetOrphans,
 		HealthAddress: c.HealthzAddress(),
+		HealthFile:    healthFile(c),
 		ControlSocket: c.Fairlead.ControlSocket,
 	}, err
+}
+
+// healthFile is beside the control socket.
+func healthFile(c *config.Config) engine.HealthFile {
+	age := c.Fairlead.HealthCheckMaxAge.Duration
+	if age == 0 {
+		return engine.HealthFile{}
+	}
+	return engine.HealthFile{Path: HealthFileBeside(c.Fairlead.ControlSocket), MaxAge: age}
+}
+
+// HealthFileBeside is where a daemon with a control socket writes what the responder answers to health checks.
+func HealthFileBeside(socket string) string {
+	return filepath.Join(filepath.Dir(socket), "health-checks")
 }
 
 // planeIn is the data plane that the configuration says.

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/dataplane/userspace"
@@ -20,7 +21,9 @@ func planeOf(c *config.Config, name string) planeSettings {
 			Backend: iptables.Backend(c.Fairlead.IPTablesBackend), KeepInvalid: c.KubeProxy.Conntrack.TCPBeLiberal,
 		}
 	}
-	s.count = (all || name == nftablesPlane) && c.Fairlead.CountBackends
+	if all || name == nftablesPlane || name == iptablesPlane {
+		s.counters = details[c.Fairlead.Counters]
+	}
 	if all || name == ipvsPlane {
 		o := c.KubeProxy.IPVS
 		s.ipvs = ipvs.Options{
@@ -48,6 +51,10 @@ func planeOf(c *config.Config, name string) planeSettings {
 		}
 	}
 	return s
+}
+
+var details = map[config.Counters]dataplane.Detail{
+	config.CountServices: dataplane.PerPool, config.CountBackends: dataplane.PerBackend,
 }
 
 // redirect is a way for packets to the process in the words of the plane.
@@ -86,6 +93,7 @@ func hostSettings(c *config.Config) host.Settings {
 		TCPBeLiberal:   t.TCPBeLiberal,
 		UDP:            t.UDPTimeout.Duration,
 		UDPStream:      t.UDPStreamTimeout.Duration,
+		Accounting:     c.Fairlead.Counters == config.CountBackends,
 	}
 	score := int(*c.KubeProxy.OOMScoreAdj)
 	s.OOMScoreAdj = &score

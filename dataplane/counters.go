@@ -19,8 +19,20 @@ type Counters struct {
 	Tables  []Table   `json:"tables"`
 	Dials   *Dials    `json:"dials,omitempty"`
 
-	OnlyRefused bool `json:"-"` // the plane does not count what is served
+	Connections bool `json:"-"` // of what is served the plane counts these
+	Traffic     bool `json:"-"` // and these
 }
+
+// Detail is how finely a plane counts connections, where that costs something. Where it costs nothing, a plane counts
+// per backend in any case.
+type Detail uint8
+
+// The values of Detail.
+const (
+	NoDetail Detail = iota
+	PerPool
+	PerBackend
+)
 
 // Dials are what a plane has counted that connects to backends itself.
 type Dials struct {
@@ -43,8 +55,8 @@ func (d Dials) MarshalJSON() ([]byte, error) {
 // address, or of a flow that was silent for two minutes.
 type Served struct {
 	Pool        model.PoolID
-	Backend     netip.AddrPort // not valid: all that have left the pool
-	Affinity    bool           // all to which session affinity has led, of a plane that cannot tell them apart
+	Backend     netip.AddrPort // not valid: several, which the plane does not tell apart
+	Several     Several
 	Connections uint64
 	Failed      uint64 // connections for which it was tried in vain, by a plane that connects itself
 	// Of what passes as packets: where both ends have sockets on the node, the plane sees only the connection.
@@ -64,27 +76,33 @@ func (s Served) MarshalJSON() ([]byte, error) {
 }
 
 func (s Served) backend() string {
-	if s.Affinity {
-		return "affinity"
-	}
 	if !s.Backend.IsValid() {
-		return "gone"
+		return cmp.Or(string(s.Several), "gone")
 	}
 	return s.Backend.String()
 }
+
+// Several says which backends of a pool are counted together; empty: those that have left the pool.
+type Several string
+
+// The values of Several.
+const (
+	ByAffinity Several = "affinity" // those to which session affinity has led
+	All        Several = "all"
+)
 
 // Tally adds up what several kernel objects have counted of one backend.
 type Tally map[backendOf]Served
 
 type backendOf struct {
-	pool     model.PoolID
-	backend  netip.AddrPort
-	affinity bool
+	pool    model.PoolID
+	backend netip.AddrPort
+	several Several
 }
 
 // Add adds what one object has counted.
 func (t Tally) Add(s Served) {
-	key := backendOf{s.Pool, s.Backend, s.Affinity}
+	key := backendOf{s.Pool, s.Backend, s.Several}
 	sum, ok := t[key]
 	if !ok {
 		t[key] = s
@@ -92,8 +110,8 @@ func (t Tally) Add(s Served) {
 	}
 	sum.Connections += s.Connections
 	sum.Failed += s.Failed
-	sum.ToBackend = sum.ToBackend.plus(s.ToBackend)
-	sum.ToClient = sum.ToClient.plus(s.ToClient)
+	sum.ToBackend = sum.ToBackend.Plus(s.ToBackend)
+	sum.ToClient = sum.ToClient.Plus(s.ToClient)
 	t[key] = sum
 }
 
@@ -106,7 +124,13 @@ type Traffic struct {
 	Bytes   uint64 `json:"bytes"`
 }
 
-func (t Traffic) plus(o Traffic) Traffic { return Traffic{t.Packets + o.Packets, t.Bytes + o.Bytes} }
+// Plus adds other traffic.
+func (t Traffic) Plus(o Traffic) Traffic { return Traffic{t.Packets + o.Packets, t.Bytes + o.Bytes} }
+
+// AtLeast is the greater of each.
+func (t Traffic) AtLeast(o Traffic) Traffic {
+	return Traffic{max(t.Packets, o.Packets), max(t.Bytes, o.Bytes)}
+}
 
 // A Reason is why a connection was refused.
 type Reason string
@@ -117,6 +141,7 @@ const (
 	NoLocalEndpoints Reason = "no-local-endpoints"
 	SourceNotAllowed Reason = "source-not-allowed"
 	NoServicePort    Reason = "no-service-port" // of guards: nothing is served there
+	TableFull        Reason = "table-full"
 )
 
 // RefusedBy is what a row has refused that refuses all clients.

@@ -4,8 +4,8 @@
 //	engine ── Sync(state), Apply(state, change) ──► nftables, … ──► kernel
 //
 // Planes live in packages of their own below this one and do not import each other. Wrappers add common abilities.
-// Package conntrack forgets stale UDP flows after each change, and after Sync TCP clients that came too early. Package
-// localhost serves NodePorts on the IPv6 loopback address.
+// Package conntrack forgets stale UDP flows after each change, connections that a removed backend has not answered, and
+// after Sync TCP clients that came too early. Package localhost serves NodePorts on the IPv6 loopback address.
 package dataplane
 
 import (
@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"fairlead.dev/fairlead/model"
@@ -70,6 +71,9 @@ type Handover interface {
 	// serve are passed over. Before the first Sync, Learn only stores them, and that Sync takes them in before any
 	// packet meets the plane's rows. After an error some may have been taken in; it may be called again.
 	Learn(ctx context.Context, s *model.State, others iter.Seq2[Session, error]) (int, error)
+	// Save writes the sessions that only this process knows to where Sessions of the next process finds them. It is called
+	// about once a second, even while audits rest.
+	Save(ctx context.Context)
 }
 
 // Stage is what a plane does with connections that begin.
@@ -92,10 +96,20 @@ type Observed interface {
 	// made them. Else they begin when this process first calls Sync, those of refused connections when the node starts.
 	// The error wraps errors.ErrUnsupported if the plane counts nothing.
 	Counters(ctx context.Context) (Counters, error)
+	// Outcomes calls f with connections of which the plane has heard since the last call that they failed, and, if it is
+	// asked to, that they were answered. The plane tells of connections that it makes itself, and of sockets. Package
+	// outcomes tells of those that the kernel translates.
+	Outcomes(ctx context.Context, answered bool, f func(model.Outcome)) error
+	// ResetOrphans resets open connections of TCP to backends that are gone, if these have not acknowledged for some
+	// seconds what they were sent. It returns how many it has found since the last call. It may go on after the call.
+	ResetOrphans(ctx context.Context, gone Gone) (int, error)
 	// Describe says whose the kernel objects are, where their names do not: a line for each object as the tool that lists
 	// them names it. It asks no kernel.
 	Describe() []string
 }
+
+// Gone are backends that no pool has any more, and until when they are remembered.
+type Gone = map[netip.AddrPort]time.Time
 
 // Base is for planes to embed: they override what they need of Handover and Observed.
 type Base struct{}
@@ -116,10 +130,19 @@ func (Base) Learn(context.Context, *model.State, iter.Seq2[Session, error]) (int
 	return 0, nil
 }
 
+// Save implements Handover.
+func (Base) Save(context.Context) {}
+
 // Counters implements Observed.
 func (Base) Counters(context.Context) (Counters, error) {
 	return Counters{}, fmt.Errorf("this data plane has no counters: %w", errors.ErrUnsupported)
 }
+
+// Outcomes implements Observed.
+func (Base) Outcomes(context.Context, bool, func(model.Outcome)) error { return nil }
+
+// ResetOrphans implements Observed.
+func (Base) ResetOrphans(context.Context, Gone) (int, error) { return 0, nil }
 
 // Describe implements Observed.
 func (Base) Describe() []string { return nil }
@@ -180,8 +203,8 @@ type Config struct {
 	LocalnetWasOff bool
 	// KeepLocalnet has Remove leave that sysctl alone, as another plane has recorded it.
 	KeepLocalnet bool
-	// CountBackends has the plane count the connections of backends even where that costs something.
-	CountBackends bool
+	// Counters is what the plane counts even where that costs something.
+	Counters Detail
 	// Meter, if not nil, is told what the plane counts.
 	Meter Meter
 	// Fault, if not nil, makes an operation on the kernel fail by returning an error. Tests inject failures with it.

@@ -113,6 +113,15 @@ func (m *Sessions) Supersedes(own Session) bool {
 	return true
 }
 
+// Serves reports whether the backend of a session serves its pool.
+func (m *Sessions) Serves(one Session) bool {
+	pool, ok := m.known[one.Pool]
+	if ok {
+		_, ok = m.pools[pool].indexes[one.Backend]
+	}
+	return ok
+}
+
 func (m *Sessions) encode(one Session) (key sessionKey, value session, ok bool) {
 	pool, ok := m.known[one.Pool]
 	if !ok || one.Client.Is6() != one.Pool.V6 {

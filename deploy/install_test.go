@@ -145,7 +145,8 @@ func TestRights(t *testing.T) {
 [""] ["services","nodes"] ["list","watch"]
 ["discovery.k8s.io"] ["endpointslices"] ["list","watch"]
 ["networking.k8s.io"] ["servicecidrs"] ["list","watch"]
-["events.k8s.io"] ["events"] ["create","patch"]`)
+["events.k8s.io"] ["events"] ["create","patch"]
+["coordination.k8s.io"] ["leases"] ["list"]`)
 	})
 }
 

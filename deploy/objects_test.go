@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -60,16 +61,18 @@ func TestChart_objects(t *testing.T) {
 }
 
 func TestKustomize_objects(t *testing.T) {
+	const rights = "Role fairlead, RoleBinding fairlead, ServiceAccount fairlead, " +
+		"ValidatingAdmissionPolicy fairlead, ValidatingAdmissionPolicyBinding fairlead"
 	for dir, want := range map[string]string{
 		"base": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, DaemonSet fairlead, " +
-			"ServiceAccount fairlead",
+			rights,
 		"clean": "DaemonSet fairlead-clean",
 		"overlays/windows": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, " +
-			"ConfigMap fairlead-windows, DaemonSet fairlead, DaemonSet fairlead-windows, ServiceAccount fairlead",
+			"ConfigMap fairlead-windows, DaemonSet fairlead, DaemonSet fairlead-windows, " + rights,
 		"overlays/own-configuration": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, " +
-			"ConfigMap kube-proxy, DaemonSet fairlead, ServiceAccount fairlead",
+			"ConfigMap kube-proxy, DaemonSet fairlead, " + rights,
 		"overlays/instead-of-kube-proxy": "ClusterRole fairlead, ClusterRoleBinding fairlead, ConfigMap fairlead, " +
-			"DaemonSet fairlead, DaemonSet kube-proxy, ServiceAccount fairlead",
+			"DaemonSet fairlead, DaemonSet kube-proxy, " + rights,
 	} {
 		t.Run(dir, func(t *testing.T) {
 			equal(t, strings.Join(decodeAll(t, kustomize(t, dir)), ", "), want)
@@ -115,7 +118,9 @@ func kustomize(t *testing.T, dir string) string {
 func decodeAll(t *testing.T, manifests string) (names []string) {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		admissionv1.AddToScheme, appsv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme,
+	} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,9 @@ type Settings struct {
 	Table         service.Options // the node's name excepted, which is the Table's for good
 	AuditInterval time.Duration
 	MaxRest       time.Duration
+	ResetOrphans  bool
 	HealthAddress netip.AddrPort
+	HealthFile    HealthFile
 	ControlSocket string
 }
 
@@ -64,7 +66,9 @@ func (e *Engine) configure(s Settings, control *controlServer) error {
 		e.control = control
 	}
 	e.setTimes(s.AuditInterval, s.MaxRest)
+	e.options.ResetOrphans = s.ResetOrphans
 	e.rests.end()
+	e.checks.file.use(s.HealthFile)
 	e.checks.move(s.HealthAddress, e.options.Log)
 	e.again = true
 	return e.options.Table.Configure(s.Table) // which has been found valid
@@ -104,6 +108,7 @@ func (e *Engine) replace(p Parts) {
 	e.inbox.close()
 	e.options.Source, e.options.Table, e.state = p.Source, p.Table, nil
 	e.inbox, e.queue, e.problems = e.pull(p.Source), e.newQueue(), newProblems()
+	e.inForce = inForce{}
 	e.usedUp = nil // the next audit tells of it again
 	e.status.setProblems(nil)
 	e.status.eligible(true)

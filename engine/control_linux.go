@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -90,4 +91,33 @@ func checkDead(path string) error {
 		return fmt.Errorf("another process may listen on %s: %w", path, err)
 	}
 	return nil
+}
+
+// listenShared listens where another process of the same user may do so, too. New clients then come to the younger one
+// of two, and the other one can end. A program tells the kernel the socket's number. If there is only one socket, the
+// kernel takes that.
+func listenShared(at netip.AddrPort) (net.Listener, error) {
+	var c syscall.RawConn
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		c = raw
+		return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+	}}
+	config.SetMultipathTCP(false) // which has no such programs
+	l, err := config.Listen(context.Background(), "tcp", at.String())
+	if err != nil {
+		return nil, err
+	}
+	second := unix.SockFprog{Len: 1, Filter: &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 1}}
+	err = control(c, func(fd int) error {
+		return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &second)
+	})
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+func control(c syscall.RawConn, option func(fd int) error) (err error) {
+	failed := c.Control(func(fd uintptr) { err = option(int(fd)) })
+	return errors.Join(failed, err)
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -134,3 +135,6 @@ func RemoveDeadSocket(path string) (bool, error) {
 	}
 	return true, os.Remove(path)
 }
+
+// listenShared listens alone: Windows has no sockets that share a port in turns.
+func listenShared(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) }

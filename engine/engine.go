@@ -47,11 +47,17 @@ type Options struct {
 	// MaxRest is how long a change may have to wait at most because programming the last ones of its namespace took
 	// much processor time; 0: it never has to. Where programming is quick no change ever waits.
 	MaxRest time.Duration
+	// Outcomes tells what became of connections that the kernel translates. nil: backends are not judged.
+	Outcomes Outcomes
+	// ResetOrphans has open connections reset whose backend is gone and does not acknowledge what it was sent.
+	ResetOrphans bool
 	// HealthTimeout is how long a change may wait to be programmed before /healthz says so; 0: one
 	// minute, which is kube-proxy's (twice its syncPeriod).
 	HealthTimeout time.Duration
 	// HealthAddress is where /healthz and /livez are served; the zero value: nowhere.
 	HealthAddress netip.AddrPort
+	// HealthFile has a responder answer at the health check ports of Services, and not the engine.
+	HealthFile HealthFile
 	// HardFail ends Run if HealthAddress cannot be opened at once. Otherwise it is tried again and again.
 	HardFail bool
 	// ControlSocket is the path of the Unix socket on which "fairlead dump" and others ask; empty: none.
@@ -65,6 +71,8 @@ type Options struct {
 	// ConnectionClosed gets the listener and the reason, in the words of httpserve, when a limit closes a connection of
 	// /healthz, a health check port or the control socket. It may be nil, and may be called from any goroutine.
 	ConnectionClosed func(listener, reason string)
+	// Health are more questions that are answered beside /healthz, by their paths.
+	Health map[string]http.Handler
 	// About tells more for "fairlead status"; nil: nothing. It may be called from any goroutine.
 	About func() About
 	// Observer is called with the results of rounds and requests; it may be nil.
@@ -118,6 +126,9 @@ type Engine struct {
 	synced     time.Time     // when that was last successful; zero: it has failed since
 	took       time.Duration // the last one
 	audits     audits
+	saves      saves
+	looks      looks
+	orphans    orphans
 	recurrence recurrence
 	problems   problems
 	usedUp     map[string]service.Problem // by namespace, of shares of which clients have used all
@@ -125,6 +136,7 @@ type Engine struct {
 	pull    func(source.Source) *inbox
 	inbox   *inbox // of the Source in use
 	queue   queue
+	inForce inForce
 	rests   rests
 	pace    pace
 	cost    cost    // of the turn that goes on
@@ -145,7 +157,7 @@ func New(o Options) *Engine {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Once {
-		o.HealthAddress, o.ControlSocket = netip.AddrPort{}, ""
+		o.HealthAddress, o.ControlSocket, o.Outcomes = netip.AddrPort{}, "", nil
 	}
 	o.HealthTimeout = orDefault(o.HealthTimeout, healthTimeout)
 	if o.Observer == nil {
@@ -165,17 +177,19 @@ func New(o Options) *Engine {
 		started:   time.Now(),
 		dirty:     true,
 		audits:    newAudits(o.HealthTimeout / 2),
+		saves:     newSaves(),
 		rests:     newRests(),
 		pace:      newPace(),
 		reported:  said.Share{Words: 2 * maxReported, While: time.Minute},
 		edited:    said.Share{Words: 2 * maxEdits, While: time.Minute},
 		lastEdits: map[string]lastEdit{},
 		problems:  newProblems(),
+		orphans:   orphans{gone: dataplane.Gone{}},
 	}
 	e.queue = e.newQueue()
 	e.status.set(Status{NodeEligible: true})
 	e.setTimes(o.AuditInterval, o.MaxRest)
-	e.checks = newChecks(e)
+	e.checks = e.newChecks()
 	return e
 }
 
@@ -190,6 +204,9 @@ func (e *Engine) Run(ctx context.Context) error {
 	if err := e.checks.openHealthz(e.options.Log); err != nil && e.options.HardFail {
 		return err
 	}
+	keeping, stop := context.WithCancel(ctx)
+	defer stop()
+	e.checks.running.Go(func() { e.checks.file.keep(keeping) })
 	e.pull = func(s source.Source) *inbox { return openInbox(ctx, s, e.arrived) }
 	e.inbox = e.pull(e.options.Source)
 	defer func() { e.inbox.close() }() // Replace may have replaced it
@@ -240,8 +257,14 @@ func (e *Engine) mustTurn(t turn) bool {
 
 // turn takes in what has arrived and has the kernel and the servers follow.
 func (e *Engine) turn(ctx context.Context) error {
+	e.learn(ctx)
 	change := e.take(e.release())
+	if e.options.ResetOrphans {
+		e.orphans.follow(&change, e.state)
+	}
 	err := e.program(ctx, change)
+	e.save(ctx)
+	e.resetOrphans(ctx)
 	if len(e.cost.shares) > 0 {
 		e.rests.charge(&e.cost)
 	}
@@ -302,11 +325,19 @@ func (e *Engine) next(ctx context.Context) (t turn, err error) {
 // due is when the loop has to go round even if nothing comes.
 func (e *Engine) due() time.Time {
 	due := e.audits.due
+	if at := e.saves.due; !at.IsZero() && at.Before(due) {
+		due = at
+	}
 	if e.dirty || e.partial && e.retryAt.Before(due) {
 		due = e.retryAt
 	}
-	if at := e.tidy.at; !at.IsZero() && at.Before(due) {
-		due = at
+	if e.learns() && e.looks.at.Before(due) {
+		due = e.looks.at
+	}
+	for _, at := range []time.Time{e.tidy.at, e.orphans.at} {
+		if !at.IsZero() && at.Before(due) {
+			due = at
+		}
 	}
 	switch at, waits := e.queue.due(e.rests.when); {
 	case waits && e.dirty: // a Sync takes as long with it
@@ -326,6 +357,7 @@ func (e *Engine) newQueue() queue {
 func (e *Engine) gather() error {
 	came, err := e.inbox.take()
 	for _, d := range came {
+		e.inForce.came(d)
 		if e.state == nil {
 			e.queue.putWhole(d)
 		} else {
@@ -351,7 +383,7 @@ func (e *Engine) take(t taken) model.Change {
 	e.cost.measure(e.options.work, func() { state, change, e.round.Problems = e.options.Table.Update(t.batch) })
 	e.tellProblems(&t.batch, e.round.Problems, e.options.Table.Ceased())
 	e.round.Batch = t.batch
-	e.round.Before = e.options.Table.TakePoolsBefore()
+	e.round.Before = change.PoolsBefore
 	e.pending.add(&t.batch)
 	e.pending.remember(&t)
 	if first := e.state == nil; first || !change.Empty() {

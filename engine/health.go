@@ -31,8 +31,9 @@ type checks struct {
 	healthz  netip.AddrPort // the zero value: none
 	leaving  netip.AddrPort // answers until healthz does; the zero value: none
 	health   func() (Status, bool)
-	timeout  time.Duration // of health
-	about    func() About  // nil: nothing
+	timeout  time.Duration           // of health
+	about    func() About            // nil: nothing
+	more     map[string]http.Handler // beside /healthz, by their paths
 	onAnswer func(path string, status int)
 	pool     *httpserve.Pool
 	servers  map[netip.AddrPort]*server
@@ -40,6 +41,7 @@ type checks struct {
 	news     []Refusal                   // since the last round
 	share    said.Share                  // of the lines in the log
 	bind     func(netip.AddrPort) (net.Listener, error)
+	file     healthWriter // of which a responder answers for rows
 	running  sync.WaitGroup
 }
 
@@ -71,26 +73,39 @@ type server struct {
 	row    atomic.Pointer[model.Health] // of a healthCheckNodePort
 }
 
-func newChecks(e *Engine) *checks {
+// newChecks makes those that answer what health says. It may be called from any goroutine.
+func newChecks(health func() (Status, bool), pool *httpserve.Pool) *checks {
 	return &checks{
-		healthz:  e.options.HealthAddress,
-		health:   func() (Status, bool) { return e.Status(), e.Healthy() },
-		timeout:  e.options.HealthTimeout,
-		about:    e.options.About,
-		onAnswer: e.options.Observer.Answered,
-		pool:     httpserve.New(httpserve.Health(), e.options.ConnectionClosed),
-		servers:  map[netip.AddrPort]*server{},
-		refused:  map[netip.AddrPort]*refused{},
-		share:    said.Share{Words: 2 * maxReported, While: time.Minute},
-		bind:     func(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) },
+		health:  health,
+		pool:    pool,
+		file:    healthWriter{health: health},
+		servers: map[netip.AddrPort]*server{},
+		refused: map[netip.AddrPort]*refused{},
+		share:   said.Share{Words: 2 * maxReported, While: time.Minute},
+		bind:    func(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) },
 	}
+}
+
+// newChecks makes those of an Engine.
+func (e *Engine) newChecks() *checks {
+	c := newChecks(func() (Status, bool) { return e.Status(), e.Healthy() },
+		httpserve.New(httpserve.Health(), e.options.ConnectionClosed))
+	c.healthz, c.timeout, c.about, c.onAnswer = e.options.HealthAddress, e.options.HealthTimeout, e.options.About,
+		e.options.Observer.Answered
+	c.more = e.options.Health
+	c.file.log, c.file.file = e.options.Log, e.options.HealthFile
+	return c
 }
 
 // follow opens and closes servers so that they are those of the rows. It returns true if it has left some to the next
 // round.
 func (c *checks) follow(s *model.State, log *slog.Logger) (more bool) {
+	rows := s.Health
+	if c.file.takes(rows) {
+		rows = nil
+	}
 	wanted := func(at netip.AddrPort) bool {
-		_, ok := s.Health[at]
+		_, ok := rows[at]
 		return ok || at == c.healthz || at == c.leaving
 	}
 	for at := range c.servers {
@@ -101,7 +116,7 @@ func (c *checks) follow(s *model.State, log *slog.Logger) (more bool) {
 	maps.DeleteFunc(c.refused, func(at netip.AddrPort, _ *refused) bool { return !wanted(at) })
 	_ = c.openHealthz(log) // it is tried again
 	now, opened, reported := time.Now(), 0, len(c.news)
-	for at, row := range s.Health {
+	for at, row := range rows {
 		if c.servers[at] == nil {
 			switch {
 			case c.refused[at] != nil && now.Before(c.refused[at].retry):
@@ -111,10 +126,9 @@ func (c *checks) follow(s *model.State, log *slog.Logger) (more bool) {
 				continue
 			}
 			opened++
-			_ = c.listen(at, row.Service, log)
-		}
-		if server := c.servers[at]; server != nil && at != c.healthz {
-			server.setRow(row)
+			_ = c.listen(at, &row, log)
+		} else if at != c.healthz {
+			c.servers[at].setRow(row)
 		}
 	}
 	c.logRefused(c.news[reported:], log)
@@ -173,7 +187,7 @@ func (c *checks) openHealthz(log *slog.Logger) error {
 		if c.healthz.Port() == c.leaving.Port() { // 0.0.0.0 and 127.0.0.1 exclude each other
 			c.leave()
 		}
-		if err := c.listen(c.healthz, "", log); err != nil {
+		if err := c.listen(c.healthz, nil, log); err != nil {
 			return err
 		}
 	}
@@ -202,8 +216,8 @@ func (c *checks) end(at netip.AddrPort) {
 	})
 }
 
-// listen opens the server of a Service, or that of /healthz.
-func (c *checks) listen(at netip.AddrPort, service string, log *slog.Logger) error {
+// listen opens the server of a row, or that of /healthz.
+func (c *checks) listen(at netip.AddrPort, row *model.Health, log *slog.Logger) error {
 	listener, err := c.bind(at)
 	if err != nil {
 		err = fmt.Errorf("%w on %s: %w", ErrNotListening, at, err)
@@ -212,8 +226,10 @@ func (c *checks) listen(at netip.AddrPort, service string, log *slog.Logger) err
 		}
 		c.refused[at].again(time.Now())
 		if c.refused[at].Changed(err.Error()) {
-			c.news = append(c.news, Refusal{at, service, err})
-			if service == "" {
+			if row != nil {
+				c.news = append(c.news, Refusal{at, row.Service, err})
+			} else {
+				c.news = append(c.news, Refusal{at, "", err})
 				log.Error("cannot answer health checks; trying again", "address", at, "error", err)
 			}
 		}
@@ -222,7 +238,8 @@ func (c *checks) listen(at netip.AddrPort, service string, log *slog.Logger) err
 	delete(c.refused, at)
 	s := &server{socket: listener}
 	handler := c.healthzHandler()
-	if service != "" {
+	if row != nil {
+		s.setRow(*row) // before the first client asks
 		handler = c.rowHandler(s)
 	}
 	s.Server = c.pool.Server(handler, log)
@@ -275,6 +292,9 @@ func (c *checks) healthzHandler() http.Handler {
 	})
 	mux.HandleFunc("GET /livez", c.livezHandler)
 	mux.HandleFunc("GET /readyz", c.readyzHandler)
+	for path, h := range c.more {
+		mux.Handle("GET "+path, h)
+	}
 	return mux
 }
 
@@ -306,10 +326,6 @@ type serviceHealth struct {
 func (c *checks) rowHandler(s *server) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		row := s.row.Load()
-		if row == nil { // opened this moment
-			http.Error(w, "starting", http.StatusServiceUnavailable)
-			return
-		}
 		body := serviceHealth{LocalEndpoints: row.Local}
 		_, body.ServiceProxyHealthy = c.health()
 		body.Service.Namespace, body.Service.Name, _ = strings.Cut(row.Service, "/")

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -37,6 +38,7 @@ type Round struct {
 	Problems []service.Problem // that the batch brought up
 	Pending  Changes           // that are not in force, with those that wait for the loop
 	State    *model.State
+	InForce  InForce
 	Verb     Verb
 	Change   *model.Change                // if it was applied; nil: all was programmed, or nothing
 	Before   map[model.PoolID]*model.Pool // what the pools in it were; nil: they are new
@@ -48,6 +50,7 @@ type Round struct {
 	// Arrived are the times when the changes came that the kernel now follows; those that came together have one.
 	Arrived         []time.Time
 	Audited         time.Duration              // how long the audit took; 0: there was none
+	Orphans         int                        // connections that were reset as their backends are gone
 	Drifts          []dataplane.Drift          // that it found; they are repaired
 	ExternalChanges []dataplane.ExternalChange // before it, as the kernel reports them
 	Refused         []Refusal                  // servers that cannot be opened, each said once
@@ -65,6 +68,43 @@ type Refusal struct {
 type Happening struct {
 	At time.Time // as the endpoint controller wrote it down, by its own clock
 	V6 bool      // the address family of its endpoints
+}
+
+// InForce is what the kernel is known to have.
+type InForce struct {
+	Version uint64 // all changes of EndpointSlices up to this resourceVersion; 0: unknown
+	service.Barrier
+}
+
+// inForce finds it: slices of different namespaces overtake each other in the queue.
+type inForce struct {
+	InForce
+	stamps []stamp // of what came and may wait
+}
+
+// stamp is the version of a delivery.
+type stamp struct {
+	at      time.Time
+	version uint64
+}
+
+func (f *inForce) came(d delivery) {
+	if d.batch.Version == 0 {
+		return
+	}
+	if n := len(f.stamps); n == maxDeliveries {
+		f.stamps = f.stamps[:n-1] // the new one stands for both
+	}
+	f.stamps = append(f.stamps, stamp{d.at, d.batch.Version})
+}
+
+// follow notes that the kernel has what the Table has. Since oldest something waits; zero: nothing does.
+func (f *inForce) follow(oldest time.Time, b service.Barrier) {
+	n := 0
+	for ; n < len(f.stamps) && (oldest.IsZero() || f.stamps[n].at.Before(oldest)); n++ {
+		f.Version = f.stamps[n].version
+	}
+	f.stamps, f.Barrier = slices.Delete(f.stamps, 0, n), b
 }
 
 type noObserver struct{}
@@ -103,7 +143,9 @@ func (e *Engine) observe(err error) {
 	if !e.dirty {
 		r.Happened, r.Arrived = p.happened, p.came
 		*p = pending{came: p.came[:0], happened: p.happened[:0]}
+		e.inForce.follow(e.queue.oldest(), e.options.Table.Barrier())
 	}
+	r.InForce = e.inForce.InForce
 	e.inbox.count(func(n Changes) {
 		r.Pending = Changes{n.Services + p.Services + e.queue.Services, n.Slices + p.Slices + e.queue.Slices}
 		e.options.Observer.Round(*r)

@@ -183,3 +183,60 @@ func TestObserver_refusedServers(t *testing.T) {
 		t.Errorf("%+v, want one refusal of %s", refused, at)
 	}
 }
+
+// InForce has the version before the oldest slice that waits.
+func TestInForce(t *testing.T) {
+	var f inForce
+	start := time.Now()
+	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+	for i, version := range []uint64{10, 0, 12, 15} {
+		f.came(delivery{service.Batch{Version: version}, at(i)})
+	}
+	for _, step := range []struct {
+		oldest time.Time
+		want   uint64
+	}{{at(0), 0}, {at(2), 10}, {at(3), 12}, {time.Time{}, 15}} {
+		if f.follow(step.oldest, service.Barrier{}); f.Version != step.want {
+			t.Errorf("while something waits since %s: %d, want %d", step.oldest.Sub(start), f.Version, step.want)
+		}
+	}
+	for i := range 3 * maxDeliveries {
+		f.came(delivery{service.Batch{Version: uint64(100 + i)}, at(10 + i)})
+	}
+	if f.follow(at(9), service.Barrier{}); f.Version != 15 || len(f.stamps) > maxDeliveries {
+		t.Errorf("%d versions, in force %d", len(f.stamps), f.Version)
+	}
+	if f.follow(time.Time{}, service.Barrier{}); f.Version != uint64(99+3*maxDeliveries) {
+		t.Errorf("in force is %d in the end", f.Version)
+	}
+}
+
+// While the kernel refuses a change, its version is not in force.
+func TestObserver_inForce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, o := observed(t)
+		version := func() uint64 {
+			bubble.Pass(time.Second)
+			all := o.all()
+			return all[len(all)-1].InForce.Version
+		}
+		send := func(b service.Batch, version uint64) {
+			b.Version = version
+			r.send(b)
+		}
+		send(web(1, "10.244.1.2"), 10)
+		if got := version(); got != 10 {
+			t.Errorf("after the first batch %d is in force", got)
+		}
+		r.setFault(func(string) error { return errBroken })
+		send(web(1, "10.244.1.3"), 11)
+		if got := version(); got != 10 {
+			t.Errorf("%d is in force, though the kernel refuses", got)
+		}
+		r.setFault(nil)
+		if bubble.Pass(time.Minute); version() != 11 {
+			t.Errorf("%d is in force in the end", version())
+		}
+		r.stop()
+	})
+}

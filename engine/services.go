@@ -46,7 +46,7 @@ func (c *controlServer) services(w http.ResponseWriter, r *http.Request) {
 		if errors.Is(err, errors.ErrUnsupported) {
 			return nil
 		}
-		out.Counts, counted = err == nil && !counters.OnlyRefused, byPort(counters.Served)
+		out.Counts, counted = err == nil && counters.Connections, byPort(counters.Served)
 		return err
 	})
 	endpoints := r.FormValue("endpoints") != ""

@@ -25,7 +25,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// Settings are kube-proxy's, in its words. Zero, false and nil leave a setting unchanged.
+// Settings are kube-proxy's, in its words, and Accounting. Zero, false and nil leave a setting unchanged.
 type Settings struct {
 	// MaxPerCore times the number of CPUs that are online, at least Min and never more than a million,
 	// becomes nf_conntrack_max, unless that is greater: kube-proxy lowers it (kubernetes/kubernetes issue 142035).
@@ -35,6 +35,7 @@ type Settings struct {
 	TCPBeLiberal    bool          // nf_conntrack_tcp_be_liberal
 	UDP             time.Duration // nf_conntrack_udp_timeout
 	UDPStream       time.Duration // nf_conntrack_udp_timeout_stream
+	Accounting      bool          // nf_conntrack_acct: packets and bytes of each connection are counted
 	OOMScoreAdj     *int          // of this process
 }
 
@@ -106,6 +107,9 @@ func (h Host) wishes(s Settings) []wish {
 	conntrack("tcp_timeout_close_wait", seconds(s.TCPCloseWait))
 	if s.TCPBeLiberal {
 		conntrack("tcp_be_liberal", 1)
+	}
+	if s.Accounting {
+		conntrack("acct", 1)
 	}
 	conntrack("udp_timeout", seconds(s.UDP))
 	conntrack("udp_timeout_stream", seconds(s.UDPStream))

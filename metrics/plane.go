@@ -33,18 +33,20 @@ type sums struct {
 
 func newPlane(s *registry) plane {
 	const only, carried = " Data plane ebpf only.", " Data plane userspace only."
-	const packets, most = " Data planes ebpf and ipvs only.", " Data planes ebpf, ipvs and userspace only."
+	const most = " Modes nftables and iptables count them if counters is backends."
+	const seen = "; in mode ebpf of those that programs at devices translated, in mode userspace without headers." + most
 	return plane{
-		connections: s.scrapedCounter(fairlead("served_connections_total", "Connections that got a backend."+most)),
+		connections: s.scrapedCounter(fairlead("served_connections_total",
+			"Connections that got a backend. Modes nftables and iptables count them unless counters is off.")),
 		packets: s.scrapedCounter(fairlead("served_packets_total",
-			"Packets of connections to backends, by destination; in mode ebpf those that programs at devices translated."+
-				packets, "to")),
+			"Packets of connections to backends, by destination; in mode ebpf those that programs at devices translated, "+
+				"in mode userspace datagrams."+most, "to")),
 		bytes: s.scrapedCounter(fairlead("served_bytes_total",
-			"Bytes of packets of connections to backends, by destination; in mode ebpf of those that programs at devices "+
-				"translated."+packets, "to")),
+			"Bytes of packets of connections to backends, by destination"+seen, "to")),
 		refused: s.scrapedCounter(fairlead("refused_connections_total",
-			"Connections that were refused or dropped (for packets, each attempt), by verdict. Data plane userspace counts "+
-				"those for which a table was full. All data planes but iptables.", "verdict")),
+			"Connections that were refused or dropped (for packets, each attempt), by verdict and reason: no-endpoints, "+
+				"no-local-endpoints, source-not-allowed, no-service-port, and table-full in mode userspace.",
+			"verdict", "reason")),
 		capacity: s.scraped(fairlead("table_capacity", "Capacity of a table: elements in the kernel (data plane ebpf); "+
 			"connections, UDP flows and files that may be open, and bytes of datagrams that may wait (userspace).",
 			"table")),
@@ -88,26 +90,23 @@ func (p *plane) collect(ctx context.Context, e Engine, to chan<- metrics.Metric)
 	counter := func(d *metrics.Desc, value uint64, labels ...string) {
 		to <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), labels...)
 	}
-	if !c.OnlyRefused {
-		p.top.collect(to)
+	if c.Connections {
+		p.top.collect(to, c.Traffic)
 		counter(p.connections, p.total.connections)
 	}
 	if d := c.Dials; d != nil {
 		counter(p.failed, d.Failed)
 		counter(p.retried, d.Retried)
 		counter(p.unanswered, d.Unanswered)
-	} else if !c.OnlyRefused {
+	}
+	if c.Traffic {
 		counter(p.packets, p.total.toBackend.Packets, "backend")
 		counter(p.packets, p.total.toClient.Packets, "client")
 		counter(p.bytes, p.total.toBackend.Bytes, "backend")
 		counter(p.bytes, p.total.toClient.Bytes, "client")
 	}
-	refused := map[model.Verdict]uint64{model.Reject: 0, model.Drop: 0}
-	for _, r := range c.Refused {
-		refused[r.Verdict] += r.Connections
-	}
-	for verdict, n := range refused {
-		counter(p.refused, n, verdict.String())
+	for why, n := range refusedWhy(c.Refused) {
+		counter(p.refused, n, why.verdict.String(), string(why.reason))
 	}
 	for _, t := range c.Tables {
 		to <- metrics.NewLazyConstMetric(p.capacity, metrics.GaugeValue, float64(t.Capacity), t.Name)
@@ -122,6 +121,24 @@ func (p *plane) collect(ctx context.Context, e Engine, to chan<- metrics.Metric)
 			counter(p.evictions, t.Evictions, t.Name)
 		}
 	}
+}
+
+type why struct {
+	verdict model.Verdict
+	reason  dataplane.Reason
+}
+
+// refusedWhy adds up by verdict and reason. Reasons of all planes are there from the start, as 0.
+func refusedWhy(all []dataplane.Refused) map[why]uint64 {
+	sums := map[why]uint64{
+		{model.Reject, dataplane.NoEndpoints}: 0, {model.Reject, dataplane.NoServicePort}: 0,
+		{model.Drop, dataplane.NoLocalEndpoints}: 0, {model.Drop, dataplane.SourceNotAllowed}: 0,
+		{model.Drop, dataplane.NoServicePort}: 0,
+	}
+	for _, r := range all {
+		sums[why{r.Verdict, r.Reason}] += r.Connections
+	}
+	return sums
 }
 
 // share is which part of the time the engine may take for answers: one in so many.

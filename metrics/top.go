@@ -90,7 +90,7 @@ func (t *top) add(more map[string]sums) {
 	}
 }
 
-func (t *top) collect(to chan<- metrics.Metric) {
+func (t *top) collect(to chan<- metrics.Metric, traffic bool) {
 	if t.limit == 0 {
 		return
 	}
@@ -101,8 +101,10 @@ func (t *top) collect(to chan<- metrics.Metric) {
 		}
 		counter(t.connections, s.connections)
 		counter(t.failed, s.failed)
-		counter(t.bytes, s.toBackend.Bytes, "backend")
-		counter(t.bytes, s.toClient.Bytes, "client")
+		if traffic {
+			counter(t.bytes, s.toBackend.Bytes, "backend")
+			counter(t.bytes, s.toClient.Bytes, "client")
+		}
 	}
 	for _, p := range t.ports {
 		if p.shown {

@@ -31,6 +31,7 @@ type countingPlane struct {
 }
 
 func (c countingPlane) Counters(context.Context) (all dataplane.Counters, err error) {
+	all.Connections, all.Traffic = true, true
 	for i, n := range c.connections {
 		all.Served = append(all.Served, dataplane.Served{
 			Pool: model.PoolID{Service: fmt.Sprintf("shop/s-%d:http", i)}, Connections: n,

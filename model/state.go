@@ -139,6 +139,8 @@ type Change struct {
 	Guards    Delta[netip.Prefix, Verdict]
 	Health    Delta[netip.AddrPort, Health]
 	Pods      *Pods // nil: unchanged
+	// PoolsBefore are what the pools were that differ or are gone; nil: they are new, or it is not known.
+	PoolsBefore map[PoolID]*Pool
 }
 
 // Empty reports whether there is no difference.
@@ -164,6 +166,12 @@ func Diff(from, to *State) Change {
 		Pools:     diff(from.Pools, to.Pools, Pool.Equal),
 		Guards:    diff(from.Guards, to.Guards, equal[Verdict]),
 		Health:    diff(from.Health, to.Health, equal[Health]),
+	}
+	c.PoolsBefore = map[PoolID]*Pool{}
+	for id := range c.Pools.Keys() {
+		if was, ok := from.Pools[id]; ok {
+			c.PoolsBefore[id] = &was
+		}
 	}
 	if !from.Pods.Equal(to.Pods) {
 		c.Pods = &to.Pods

@@ -113,6 +113,12 @@ func (s *Service) variants(all []variant, v *View, e address) []variant {
 	return append(all, internal, variant{model.Any, localPool, model.Never})
 }
 
+// passes reports whether packets that no endpoint can serve are left to routing. A NodePort's address is the node's:
+// routing has no other way for it.
+func (s *Service) passes(e address) bool {
+	return s.Passthrough && (e.kind == model.LoadBalancerIP || e.kind == model.ExternalIP)
+}
+
 // clusterSNAT is for ClusterIPs. A client outside of the cluster whose packets are routed here may be sent to another
 // node. If pods are not known, no address is replaced.
 func (v *View) clusterSNAT(family netip.Addr) model.SNAT {

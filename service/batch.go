@@ -10,7 +10,9 @@ import (
 type Batch struct {
 	Services Objects[Service]
 	Slices   Objects[Slice]
-	Node     *Node // nil: unchanged
+	// Version is the resourceVersion up to which all changes of Slices have been told; 0: as before, or unknown.
+	Version uint64
+	Node    *Node // nil: unchanged
 	// ServiceCIDRs are the ranges from which ClusterIPs are allocated; nil: unchanged.
 	ServiceCIDRs []netip.Prefix
 	// Addrs are all addresses of this node's interfaces; nil: unchanged.

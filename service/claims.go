@@ -103,16 +103,15 @@ func (t *Table) contest(c claim) {
 
 // owner is the Service that has a claim, by the rows in force; nil: no Service has it.
 func (t *Table) owner(c claim) *entry {
-	scope := model.Any
-	if c.addr.IsLoopback() { // clients from elsewhere have no row there; on all others they have one
-		scope = model.Internal
+	name := (*t.frontends.rows)[c.key(model.Any)].Service
+	if name == "" {
+		name = (*t.frontends.rows)[c.key(model.Internal)].Service
 	}
-	name := (*t.frontends.rows)[c.key(scope)].Service
 	if name == "" && c.protocol == model.TCP {
 		name = (*t.health.rows)[c.addrPort()].Service
 	}
 	if name == "" {
-		return nil
+		return t.rowless[c]
 	}
 	return t.entries[rowOwner(name)]
 }
@@ -155,16 +154,22 @@ func (t *Table) grant(c claim, rows *Rows) {
 
 // grantFree gives a free claim to the rows of one Service.
 func (t *Table) grantFree(c claim, rows *Rows) {
+	rowless := true
 	for _, scope := range []model.Scope{model.Any, model.Internal} {
 		key := c.key(scope)
 		if f := rows.frontend(key); f != nil {
 			t.leave(t.frontends.put(key, *f), f.Pool)
+			rowless = false
 		}
 	}
 	if c.protocol == model.TCP {
 		if h := rows.healthOf(c); h != nil {
 			t.health.put(c.addrPort(), *h)
+			rowless = false
 		}
+	}
+	if delete(t.rowless, c); rowless && rows.of != nil {
+		t.rowless[c] = rows.of
 	}
 }
 

@@ -18,7 +18,9 @@ type Rows struct {
 	Health    []model.Row[netip.AddrPort, model.Health]
 	Problems  []Problem
 
-	claims []claimed // what the rows need
+	claims []claimed    // that the rows need
+	of     *entry       // nil: of no Service in a Table
+	used   []netip.Addr // terminating endpoints that get new connections, of Services with the annotation drain-barrier
 }
 
 // Compile computes the rows of a Service from its slices, which must be in the order of their names.
@@ -37,6 +39,7 @@ func (c *compiler) begin(v *View, s *Service, list []*Slice) {
 	}
 	c.rows = Rows{
 		Frontends: over.Frontends[:0], Pools: over.Pools[:0], Health: over.Health[:0], claims: over.claims[:0],
+		used: over.used[:0],
 	}
 }
 
@@ -128,12 +131,15 @@ type compiler struct {
 // port adds the rows of one port of the Service in the family of one of its ClusterIPs.
 func (c *compiler) port(p *Port, ip netip.Addr) {
 	c.candidates = c.view.gather(c.candidates[:0], p, c.slices, ip.Is4() != defect.Is(defect.ServiceFamily))
-	s := choose(c.view, c.candidates)
+	name := portName(c.service.Name, p.Name)
+	if c.view.Arrive != nil {
+		c.view.Arrive(c.service, model.PoolID{Service: name, V6: ip.Is6()}, c.candidates)
+	}
+	s := choose(c.view, c.candidates, c.view.judge(c.service, name, ip))
 	c.inspect(&s)
 	if c.view.HNS != nil {
 		c.unsupported(p, &s)
 	}
-	name := portName(c.service.Name, p.Name)
 	pools := [2]model.PoolID{{Service: name, V6: ip.Is6()}, {Service: name, V6: ip.Is6(), Local: true}}
 	var used [2]bool
 	c.addresses = c.service.addresses(c.addresses[:0], c.view, p, ip)
@@ -150,12 +156,17 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 			if row.Verdict == model.Forward {
 				row.Pool, row.SNAT = pools[l.pool], l.snat
 				used[l.pool] = true
+			} else if c.service.passes(e) {
+				continue // routing decides
 			} else if l.scope == model.Internal && row.Verdict == model.Reject && !e.Addr().IsLoopback() {
 				continue // the row for all clients says the same
 			}
 			key := model.Key{Addr: e.Addr(), Port: e.Port(), Protocol: p.Protocol, Scope: l.scope}
 			c.rows.Frontends = append(c.rows.Frontends, model.Row[model.Key, model.Frontend]{Key: key, Value: row})
 		}
+	}
+	if c.service.Barrier {
+		c.rows.used = s.ending(c.rows.used, used)
 	}
 	scheduler := c.service.Scheduler.name()
 	if c.unhashed {
@@ -217,6 +228,9 @@ func (s *selection) verdict(pool int) model.Verdict {
 func (c *compiler) inspect(s *selection) {
 	for i := range s.candidates {
 		e := &s.candidates[i]
+		if e.known != nil && e.known.level <= trialLevel {
+			c.problem(e.slice.object(), "endpoints", Unhealthy, fmt.Sprintf("%s %s", e, s.consequence(e)))
+		}
 		switch {
 		case e.use[clusterPool] == serviceAddress:
 			c.problem(e.slice.object(), "endpoints", Invalid,

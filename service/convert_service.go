@@ -30,6 +30,8 @@ func FromService(o *corev1.Service) (*Service, []Problem) {
 	c.policies()
 	c.affinity()
 	c.scheduler()
+	c.health()
+	c.barrier()
 	c.to.Preserve = o.Annotations[preserveAnnotation] == "true"
 	if c.to.Ignored = notOurs(o); c.to.Ignored != "" {
 		return c.to, nil
@@ -257,8 +259,24 @@ func (c *serviceReader) policies() {
 	external := spec.Type == corev1.ServiceTypeLoadBalancer || spec.Type == corev1.ServiceTypeNodePort ||
 		len(spec.ExternalIPs) > 0
 	c.to.ExternalLocal = external && c.local("spec.externalTrafficPolicy", string(spec.ExternalTrafficPolicy))
+	c.externalFailover()
 	if c.to.ExternalLocal && spec.Type == corev1.ServiceTypeLoadBalancer && spec.HealthCheckNodePort != 0 {
 		c.to.HealthCheckNodePort = c.healthCheckNodePort("spec.healthCheckNodePort")
+	}
+}
+
+// failoverAnnotation stands for spec.externalFailoverPolicy (KEP-6272), which the API does not have yet.
+const failoverAnnotation = "fairlead.dev/external-failover-policy" // None or Passthrough
+
+func (c *serviceReader) externalFailover() {
+	switch text := c.from.Annotations[failoverAnnotation]; {
+	case text == "" || text == "None":
+	case text != "Passthrough":
+		c.add(annotation(failoverAnnotation), "%.40q is neither None nor Passthrough; None is assumed", text)
+	case !c.to.ExternalLocal:
+		c.add(annotation(failoverAnnotation), "needs externalTrafficPolicy Local; it has no effect")
+	default:
+		c.to.Passthrough = true
 	}
 }
 

@@ -25,11 +25,12 @@ const (
 	otherPort                 // not at the one target port that HNS serves
 	nodeAddress               // an address of this node, for which HNS has no endpoint
 	duplicate                 // another endpoint has the same address and port
+	ejected                   // it does not answer clients of this node, while others do
 )
 
 func (u use) String() string {
 	return [...]string{"serves", "terminating", "no-weight", "not-ready", "not-local", "node-hint", "zone-hint",
-		"service-address", "target-port", "node-address", "duplicate"}[u]
+		"service-address", "target-port", "node-address", "duplicate", "ejected"}[u]
 }
 
 // The two pools a Service port can have. They are chosen independently of each other (KEP-1669).
@@ -45,6 +46,8 @@ type candidate struct {
 	slice    *Slice
 	local    bool
 	use      [2]use
+	lacks    uint8 // sixteenths of the share that is its by weight
+	known    *backendHealth
 }
 
 // takes reports whether the endpoint is ready for new connections.
@@ -110,11 +113,14 @@ type selection struct {
 	most       uint16 // the largest weight that any of them has by annotation
 	hints      hints
 	hns        bool // weights are equal, and an endpoint of an unknown node is on another one
+	health     judgement
+	slow       bool // some have less than their share
+	crowded    bool // so many do not answer that none of them is ejected
 }
 
 // choose decides what each endpoint is in each pool.
-func choose(v *View, candidates []candidate) selection {
-	s := selection{candidates: candidates, hints: hints{node: v.Node, zone: v.Zone}}
+func choose(v *View, candidates []candidate, known judgement) selection {
+	s := selection{candidates: candidates, hints: hints{node: v.Node, zone: v.Zone}, health: known}
 	for i := range candidates {
 		c := &candidates[i]
 		s.most = max(s.most, c.endpoint.Weight)
@@ -125,10 +131,15 @@ func choose(v *View, candidates []candidate) selection {
 			c.use = [2]use{nodeAddress, nodeAddress}
 		case i > 0 && candidates[i-1].AddrPort == c.AddrPort:
 			c.use = [2]use{duplicate, duplicate}
-		default:
-			s.hints.count(c.endpoint)
 		}
 	}
+	s.judge()
+	for i := range candidates {
+		if c := &candidates[i]; c.use[clusterPool] == serves {
+			s.hints.count(c.endpoint, s.answers(c))
+		}
+	}
+	s.hints.spill = s.spills()
 	s.fill(clusterPool, s.hints.filter)
 	s.fill(localPool, func(c *candidate) use {
 		if c.local {
@@ -155,6 +166,7 @@ func (s *selection) fill(pool int, filter func(*candidate) use) {
 		c.use[pool] = filter(c)
 		ready = ready || c.use[pool] == serves && c.endpoint.takes()
 	}
+	s.eject(pool)
 	for i := range s.candidates {
 		c := &s.candidates[i]
 		switch {
@@ -167,7 +179,7 @@ func (s *selection) fill(pool int, filter func(*candidate) use) {
 		case c.endpoint.Weight == 0:
 			c.use[pool] = noWeight
 		default:
-			s.serving[pool] += int(s.weight(c))
+			s.serving[pool] += int(s.weight(c, pool))
 		}
 	}
 }
@@ -186,7 +198,7 @@ func (s *selection) backends(pool int) []model.Backend {
 		switch c.use[pool] {
 		case serves:
 			all = append(all, model.Backend{
-				Addr: c.Addr(), Port: c.Port(), Local: s.local(c), Weight: s.weight(c),
+				Addr: c.Addr(), Port: c.Port(), Local: s.local(c), Weight: s.weight(c, pool),
 			})
 		case drains, noWeight:
 			all = append(all, model.Backend{Addr: c.Addr(), Port: c.Port(), Local: s.local(c)})
@@ -196,14 +208,26 @@ func (s *selection) backends(pool int) []model.Backend {
 }
 
 // weight is in proportion to what the annotation says, and at most maxWeight.
-func (s *selection) weight(c *candidate) uint16 {
+func (s *selection) weight(c *candidate, pool int) uint16 {
 	switch {
 	case s.hns:
 		return oneWeight
-	case s.most > maxWeight && c.endpoint.Weight > 0:
-		return uint16(max(1, (int(c.endpoint.Weight)*maxWeight+int(s.most)/2)/int(s.most)))
+	case c.endpoint.Weight == 0:
+		return 0
 	}
-	return c.endpoint.Weight
+	weight, most := uint64(c.endpoint.Weight), uint64(s.most)
+	if s.slow {
+		most *= fullLevel
+		weight *= fullLevel - uint64(c.lacks)%fullLevel
+	}
+	if h := &s.hints; pool == clusterPool && h.spill.is() {
+		most *= max(h.spill.keep, h.spill.give)
+		weight *= h.spill.factor(c, h.zone)
+	}
+	if most > maxWeight {
+		weight = max(1, (weight*maxWeight+most/2)/most)
+	}
+	return uint16(weight)
 }
 
 func (s *selection) local(c *candidate) bool { return c.local || !s.hns && c.mayBeLocal() }
@@ -220,9 +244,10 @@ type hints struct {
 	ready              int // endpoints that are ready
 	forNodes, forZones int // of these: with a hint for some node, for some zone
 	here, inZone       int // of these: for this node, for this zone
+	spill              spill
 }
 
-func (h *hints) count(e *Endpoint) {
+func (h *hints) count(e *Endpoint, answers bool) {
 	if !e.takes() {
 		return
 	}
@@ -233,13 +258,13 @@ func (h *hints) count(e *Endpoint) {
 	if len(e.Hints.Nodes) > 0 {
 		h.forNodes++
 	}
-	if slices.Contains(e.Hints.Nodes, h.node) {
+	if answers && slices.Contains(e.Hints.Nodes, h.node) {
 		h.here++
 	}
 	if len(e.Hints.Zones) > 0 {
 		h.forZones++
 	}
-	if slices.Contains(e.Hints.Zones, h.zone) {
+	if answers && slices.Contains(e.Hints.Zones, h.zone) {
 		h.inZone++
 	}
 }
@@ -254,7 +279,7 @@ func (h *hints) filter(c *candidate) use {
 	case e == nil, defect.Is(defect.ServiceHints):
 	case h.byNode() && len(e.Nodes) > 0 && !slices.Contains(e.Nodes, h.node):
 		return otherNode
-	case h.byZone() && len(e.Zones) > 0 && !slices.Contains(e.Zones, h.zone):
+	case h.byZone() && !h.spill.is() && len(e.Zones) > 0 && !slices.Contains(e.Zones, h.zone):
 		return otherZone
 	}
 	return serves
@@ -267,6 +292,8 @@ func (h *hints) String() string {
 		return ""
 	case h.byNode():
 		return fmt.Sprintf("node hints are followed: %d of %d ready endpoints are for node %s", h.here, h.ready, h.node)
+	case h.spill.is():
+		return "zone hints are followed in part: " + h.spill.text(h.zone)
 	case h.byZone():
 		return fmt.Sprintf("zone hints are followed: %d of %d ready endpoints are for zone %s", h.inZone, h.ready, h.zone)
 	case h.forZones == 0:

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -103,7 +104,7 @@ func (x *explainer) summary() string {
 	if strings.HasPrefix(x.out.Row, "health ") {
 		return "This process answers, as a health check of load balancers."
 	}
-	return "The packet passes: no Service that is served here takes it."
+	return fmt.Sprintf("The packet passes: %s.", cmp.Or(x.because, "no Service that is served here takes it"))
 }
 
 // explainer fills an Explanation.
@@ -139,7 +140,8 @@ func (x *explainer) frontend() {
 	if row.Allow != nil {
 		x.say("spec.loadBalancerSourceRanges has %s", x.packet.Source)
 	}
-	s := choose(&x.t.view, x.t.view.gather(nil, at.port, current(e.slices), at.Addr().Is4()))
+	s := choose(&x.t.view, x.t.view.gather(nil, at.port, current(e.slices), at.Addr().Is4()),
+		x.t.view.judge(e.service, portName(e.service.Name, at.port.Name), at.Addr()))
 	pool := x.pool(e.service, at, &s)
 	for i := range s.candidates {
 		x.candidate(&s, i, pool)
@@ -199,6 +201,9 @@ func (x *explainer) pool(service *Service, at address, s *selection) int {
 	if hints := s.hints.String(); hints != "" && pool == clusterPool {
 		x.say("%s", hints)
 	}
+	if n := s.fresh(pool); n > 0 {
+		x.say("%d of the endpoints are new: their shares grow (annotation %s)", n, slowAnnotation)
+	}
 	return pool
 }
 
@@ -209,7 +214,7 @@ func (x *explainer) candidate(s *selection, i, pool int) {
 		x.out.Backends = append(x.out.Backends, Chance{
 			Backend:     c.AddrPort.String(),
 			Node:        c.endpoint.Node,
-			Probability: float64(s.weight(c)) / float64(s.serving[pool]),
+			Probability: float64(s.weight(c, pool)) / float64(s.serving[pool]),
 			Masquerade:  x.decision.Masquerade(model.Backend{Addr: c.Addr(), Port: c.Port(), Local: s.local(c)}),
 		})
 		return
@@ -245,6 +250,9 @@ func (c *candidate) reason(pool int) string {
 		return "is an address of this node, for which HNS has no endpoint"
 	case duplicate:
 		return "another endpoint has the same address and port"
+	case ejected:
+		return fmt.Sprintf("is ejected: %s, while others answered; it is tried again at %s", c.known,
+			c.known.until.UTC().Format(time.TimeOnly+"Z"))
 	}
 	return ""
 }
@@ -303,6 +311,10 @@ func (x *explainer) noRow() {
 	case x.decision.Verdict == model.Drop:
 		x.out.Row = fmt.Sprintf("guard %s %s", g, x.decision.Verdict)
 		x.decide("%s is in the Service CIDR %s, but no Service that is handled here has it", a, g)
+	case x.t.owner(x.claim) != nil:
+		x.decide("Service %s has no endpoint on this node, and by externalFailoverPolicy Passthrough routing decides",
+			x.t.owner(x.claim).service.Name)
+		return
 	default:
 		x.say("no Service that is handled here has this address, port and protocol")
 	}

@@ -27,9 +27,13 @@ type Service struct {
 	Affinity            time.Duration // ClientIP affinity's timeout; 0: none
 	HealthCheckNodePort uint16        // 0: none
 	Scheduler           Scheduler     // 0: the one that is configured
+	health              uint8         // a place in HealthModes, counted from 1; 0: as configured
+	slow                uint8         // seconds of slow start, and one more; 0: as configured
 	InternalLocal       bool          // internalTrafficPolicy: Local
 	ExternalLocal       bool          // externalTrafficPolicy: Local
+	Passthrough         bool          // externalFailoverPolicy: Passthrough (KEP-6272), which needs ExternalLocal
 	Preserve            bool          // annotation preserve-destination, of which only HNS knows
+	Barrier             bool          // annotation drain-barrier
 	Ignored             string        // why this proxy has nothing to do with it; empty: it has
 }
 
@@ -50,7 +54,8 @@ type Slice struct {
 	// Changed is when what the slice tells happened in the cluster, by the annotation that the endpoint
 	// controller writes, in microseconds since 1970; 0: unknown.
 	Changed  int64
-	Mirrored bool // made of Endpoints; not used if the Service has real slices
+	Version  uint64 // resourceVersion, if it tells which of two slices changed later; 0: it does not
+	Mirrored bool   // made of Endpoints; not used if the Service has real slices
 }
 
 // SlicePort says on which port the slice's endpoints serve a port of the Service.
@@ -102,11 +107,12 @@ const (
 	Share       Cause = "share"       // the namespace's share of what the node has is used up
 	Precedence  Cause = "precedence"  // what is claimed belongs to the node, or to another Service
 	Unsupported Cause = "unsupported" // the kernel of this node cannot do it
-	Warning     Cause = "warning"     // it is valid, but hardly what was meant
+	Warning     Cause = "warning"     // it is valid, but probably a mistake
+	Unhealthy   Cause = "unhealthy"   // it does not answer clients of this node
 )
 
 // Causes are all of them.
-func Causes() []Cause { return []Cause{Invalid, Share, Precedence, Unsupported, Warning} }
+func Causes() []Cause { return []Cause{Invalid, Share, Precedence, Unsupported, Warning, Unhealthy} }
 
 func (c Cause) String() string {
 	if c == Invalid {

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"fmt"
 	"slices"
 
 	"fairlead.dev/fairlead/model"
@@ -33,6 +34,7 @@ type PortSummary struct {
 	Ready     int              `json:"ready"` // endpoints of each state; of the address family that has more
 	Draining  int              `json:"draining"`
 	Excluded  int              `json:"excluded"`
+	Spill     string           `json:"spill,omitempty"` // what part of the zone's connections other zones get, and why
 	Endpoints []EndpointState  `json:"endpoints,omitempty"`
 	Counted
 }
@@ -41,10 +43,13 @@ type PortSummary struct {
 type AddressSummary struct {
 	At      string `json:"address"`           // with the port
 	Kind    string `json:"kind"`              // as "ClusterIP"
-	Verdict string `json:"verdict"`           // forward, reject or drop; pass: it is not served, as problems say
+	Verdict string `json:"verdict"`           // forward, reject, drop or passthrough; pass: not served, as problems say
 	Owner   string `json:"owner,omitempty"`   // the other Service that has it
 	Sources int    `json:"sources,omitempty"` // how many ranges of sources may reach it; 0: all clients may
 }
+
+// Passthrough is the verdict of an address whose packets routing takes elsewhere, by externalFailoverPolicy.
+const Passthrough = "passthrough"
 
 // The states of an endpoint.
 const (
@@ -114,7 +119,11 @@ func (t *Table) summarisePort(e *entry, p *Port, endpoints bool) PortSummary {
 				outside = pool
 			}
 		}
-		selected := choose(&t.view, t.view.gather(nil, p, current(e.slices), ip.Is4()))
+		selected := choose(&t.view, t.view.gather(nil, p, current(e.slices), ip.Is4()),
+			t.view.judge(e.service, portName(e.service.Name, p.Name), ip))
+		if selected.hints.spill.is() && inside == clusterPool {
+			out.Spill = selected.hints.spill.text(t.view.Zone)
+		}
 		ready, draining := 0, 0
 		for i := range selected.candidates {
 			c := &selected.candidates[i]
@@ -138,9 +147,12 @@ func (t *Table) summariseAddress(s *Service, at address) AddressSummary {
 	out := AddressSummary{At: at.String(), Kind: at.kind.String(), Verdict: model.Pass.String()}
 	key := model.Key{Addr: at.Addr(), Port: at.Port(), Protocol: at.port.Protocol}
 	row, ok := t.state.Frontends[key]
-	if !ok {
+	if !ok && at.Addr().IsLoopback() {
 		key.Scope = model.Internal // NodePorts of loopback addresses have only that one
 		row, ok = t.state.Frontends[key]
+	}
+	if !ok && s.passes(at) {
+		out.Verdict = Passthrough
 	}
 	if !ok {
 		return out
@@ -160,7 +172,13 @@ func endpointState(s *selection, c *candidate, inside, outside int) EndpointStat
 		State: c.use[inside].state(), Reason: c.reason(inside),
 	}
 	if out.State == Ready {
-		out.Weight = s.weight(c)
+		switch out.Weight = s.weight(c, inside); {
+		case c.known == nil:
+		case c.known.failed > 0:
+			out.Reason = s.consequence(c)
+		case c.known.fresh:
+			out.Reason = fmt.Sprintf("is new: it gets %d sixteenths of its share, and more with time", fullLevel-c.lacks)
+		}
 	} else {
 		out.Rule = c.use[inside].String()
 	}

@@ -8,9 +8,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Table holds the objects and keeps a State that says what they mean for this node. Its State after
-// any chain of Updates is that of a new Table which is told all objects at once; but a Node that was
-// deleted is remembered. It is for one goroutine.
+// Table holds the objects and keeps a State that says what they mean for this node. Its State after any chain of
+// Updates is that of a new Table which is told all objects at once. The Table also remembers a Node that was deleted,
+// what Learn has told, and which endpoints are new. It is for one goroutine.
 type Table struct {
 	options    Options
 	configured bool // anew, since the last Update
@@ -22,8 +22,11 @@ type Table struct {
 
 	entries  map[Name]*entry
 	slices   map[Name]*Slice
-	contests map[claim]*contest // addresses and ports that several Services want
-	reported map[Name][]Problem // that Compile found in Services and their slices
+	contests map[claim]*contest    // addresses and ports that several Services want
+	rowless  map[claim]*entry      // owners of claims that are left to routing
+	reported map[Name][]Problem    // that Compile found in Services and their slices
+	barriers map[Name][]netip.Addr // of Services with the annotation: terminating endpoints that get new connections
+	endings  uint64                // see Barrier
 
 	shared   map[netip.Addr]int   // ClusterIPs of several Services: how many more than one have each
 	withheld map[netip.Addr]int   // ClusterIPs that have no guard: how many Services have each
@@ -31,14 +34,17 @@ type Table struct {
 
 	entryShares, listenerShares, tableShares shares
 
+	ports   map[model.PoolID]*portHealth      // with backends that have failed, or are new
+	present map[model.PoolID][]netip.AddrPort // ready endpoints of Services with the annotation slow-start, sorted
+	decided []named                           // Services about whose backends something was decided since the last Update
+
 	ceased []string // objects of which a problem ceased with the last Update
 
-	state       *model.State
-	frontends   changeTracker[model.Key, model.Frontend]
-	pools       changeTracker[model.PoolID, model.Pool]
-	poolsBefore map[model.PoolID]*model.Pool
-	guards      changeTracker[netip.Prefix, model.Verdict]
-	health      changeTracker[netip.AddrPort, model.Health]
+	state     *model.State
+	frontends changeTracker[model.Key, model.Frontend]
+	pools     changeTracker[model.PoolID, model.Pool]
+	guards    changeTracker[netip.Prefix, model.Verdict]
+	health    changeTracker[netip.AddrPort, model.Health]
 
 	update // what the Update at hand has found so far
 }
@@ -81,13 +87,17 @@ func NewTable(o Options) (*Table, error) {
 		entries:        map[Name]*entry{},
 		slices:         map[Name]*Slice{},
 		contests:       map[claim]*contest{},
+		rowless:        map[claim]*entry{},
 		reported:       map[Name][]Problem{},
+		barriers:       map[Name][]netip.Addr{},
 		shared:         map[netip.Addr]int{},
 		withheld:       map[netip.Addr]int{},
 		entryShares:    newShares(sharedEntries),
 		listenerShares: newShares(sharedListeners),
 		tableShares:    newShares(sharedTables),
 		networks:       map[netip.Prefix]int{},
+		ports:          map[model.PoolID]*portHealth{},
+		present:        map[model.PoolID][]netip.AddrPort{},
 		state:          s,
 		frontends:      newChangeTracker(&s.Frontends, model.Frontend.Equal),
 		pools:          newChangeTracker(&s.Pools, model.Pool.Equal),
@@ -124,6 +134,12 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 		problems:  slices.Clone(b.Problems),
 	}
 	t.expectObjects(&b)
+	for _, e := range t.decided {
+		if t.entries[e.name] == e.entry {
+			t.touch(e.entry, e.name)
+		}
+	}
+	t.decided = nil
 	for name, s := range b.Slices.All() {
 		t.setSlice(name, s)
 	}
@@ -144,13 +160,14 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 		t.setPools(rows)
 	}
 	t.dropPools()
-	t.poolsBefore = t.pools.before // close makes another one
+	before := t.pools.before // close makes another one
 	change := model.Change{
-		Frontends: t.frontends.close(),
-		Pools:     t.pools.close(),
-		Guards:    t.guards.close(),
-		Health:    t.health.close(),
-		Pods:      pods,
+		Frontends:   t.frontends.close(),
+		Pools:       t.pools.close(),
+		Guards:      t.guards.close(),
+		Health:      t.health.close(),
+		Pods:        pods,
+		PoolsBefore: before,
 	}
 	problems := t.problems
 	t.update = update{}
@@ -158,14 +175,6 @@ func (t *Table) Update(b Batch) (*model.State, model.Change, []Problem) {
 		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Reason, b.Reason))
 	})
 	return t.state, change, slices.Compact(problems)
-}
-
-// TakePoolsBefore are the pools of the last Update's Change as they were before; nil: they are new. It forgets
-// them, as they may be as large as the State.
-func (t *Table) TakePoolsBefore() map[model.PoolID]*model.Pool {
-	before := t.poolsBefore
-	t.poolsBefore = nil
-	return before
 }
 
 // setService replaces a Service, or removes it if s is nil.
@@ -179,6 +188,7 @@ func (t *Table) setService(name Name, s *Service) {
 	}
 	t.countClusterIPs(s, +1)
 	t.countClusterIPs(old, -1)
+	t.forgetPresent(old, s)
 }
 
 // entry finds or makes the entry of a Service.
@@ -428,7 +438,7 @@ func (t *Table) environment(b *Batch) *model.Pods {
 
 func (t *Table) look() View {
 	v := t.options.view(t.own.node, t.addrs, t.cidrs)
-	v.ServiceAddress = t.serviceAddress
+	v.ServiceAddress, v.Judge, v.Arrive = t.serviceAddress, t.judge, t.arrive
 	return v
 }
 
@@ -484,6 +494,7 @@ func (t *Table) compile(e named) {
 	}
 	t.spare = nil
 	rows := t.rows(e.entry, c)
+	t.keepBarrier(e, rows)
 	if t.claim(e.entry, rows); t.compiled[e.entry] == nil { // all of them are granted
 		for i := range rows.Pools {
 			t.pools.put(rows.Pools[i].Key, rows.Pools[i].Value)
@@ -539,6 +550,7 @@ func (t *Table) Remaining(name Name) []Problem {
 // rows are those of a Service without contest. They live in the compiler until it is used again.
 func (t *Table) rows(e *entry, c *compiler) *Rows {
 	c.begin(&t.view, e.service, current(e.slices))
+	c.rows.of = e
 	if s := e.service; s != nil {
 		if why := t.refusal(s.Name); why != "" {
 			c.problem("Service "+s.Name.String(), "spec", Share, why)

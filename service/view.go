@@ -44,6 +44,8 @@ type Options struct {
 	ExternalIPs       bool // whether spec.externalIPs of Services count (KEP-5707)
 	// Listeners are where this process listens for TCP; an unspecified address means all of the node's.
 	Listeners []netip.AddrPort
+	// Health says what becomes of backends that do not answer clients.
+	Health Health
 	// Manifests says that the objects come from files, where no API server has given out their addresses.
 	Manifests bool
 }
@@ -66,6 +68,11 @@ func (o *Options) validate() error {
 		if _, err := netip.ParsePrefix(text); err != nil && !slices.Contains(nodePortWords(), text) {
 			bad("nodePortAddresses (--nodeport-addresses)", "%q is neither a CIDR nor one of %s",
 				text, strings.Join(nodePortWords(), ", "))
+		}
+	}
+	if o.Health.Mode != "" {
+		if err := o.Health.Validate(); err != nil {
+			bad("backendHealth (--backend-health)", "%v", err)
 		}
 	}
 	local := &o.DetectLocal
@@ -110,20 +117,25 @@ type View struct {
 	HNS           *HNS
 	ExternalIPs   bool
 	Manifests     bool
+	Health        Health
 	Listeners     []netip.AddrPort
 	Own           []netip.Addr   // that no ClusterIP can be; sorted
 	PodNetworks   []netip.Prefix // where addresses are those of pods
 	ServiceCIDRs  []netip.Prefix // where they are those of Services, as far as that is known
 	// ServiceAddress reports whether an address belongs to a Service, so that no endpoint can have it.
 	ServiceAddress func(netip.Addr) bool
+	// Judge tells what is known of the backends of a Service's pool; nil: nothing is.
+	Judge func(*Service, model.PoolID) judgement
+	// Arrive takes in the endpoints of a Service's port; nil: none is compared with those before.
+	Arrive func(*Service, model.PoolID, []candidate)
 }
 
-// equal compares all but the function.
+// equal compares all but the functions.
 func (v *View) equal(o *View) bool {
 	return v.Node == o.Node && v.Zone == o.Zone && slices.Equal(v.IPs, o.IPs) &&
 		slices.Equal(v.NodePorts, o.NodePorts) && v.Pods.Equal(o.Pods) &&
 		v.MasqueradeAll == o.MasqueradeAll && v.HNS.equal(o.HNS) &&
-		v.ExternalIPs == o.ExternalIPs && v.Manifests == o.Manifests &&
+		v.ExternalIPs == o.ExternalIPs && v.Manifests == o.Manifests && v.Health == o.Health &&
 		slices.Equal(v.Listeners, o.Listeners) && slices.Equal(v.Own, o.Own) &&
 		slices.Equal(v.PodNetworks, o.PodNetworks) && slices.Equal(v.ServiceCIDRs, o.ServiceCIDRs)
 }
@@ -140,8 +152,8 @@ func (o *Options) view(n Node, addrs []netip.Addr, serviceCIDRs []netip.Prefix) 
 	addrs = own(addrs, serviceCIDRs)
 	v := View{
 		Node: o.NodeName, Zone: n.Zone, MasqueradeAll: o.MasqueradeAll, HNS: o.HNS, ExternalIPs: o.ExternalIPs,
-		Manifests: o.Manifests, Listeners: o.Listeners, Own: o.ownAddrs(n, addrs), PodNetworks: o.podNetworks(n),
-		ServiceCIDRs: serviceCIDRs,
+		Manifests: o.Manifests, Health: o.Health, Listeners: o.Listeners, Own: o.ownAddrs(n, addrs),
+		PodNetworks: o.podNetworks(n), ServiceCIDRs: serviceCIDRs,
 	}
 	v.IPs = o.primary(n, addrs)
 	if len(addrs) == 0 {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Warnings are what is hardly meant in a Service and its slices, though all of it is valid: packets to it, or to one of
+// Warnings are probable mistakes in a Service and its slices, though all of it is valid: packets to it, or to one of
 // its ports, reach no endpoint. They are no Problems of Update: in a cluster they come and go with the pods.
 func Warnings(s *Service, list []*Slice) (all []Problem) {
 	add := func(field, format string, args ...any) {

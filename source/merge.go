@@ -109,6 +109,9 @@ func Add(to *service.Batch, b service.Batch) {
 	if b.Addrs != nil {
 		to.Addrs = b.Addrs
 	}
+	if b.Version != 0 {
+		to.Version = b.Version
+	}
 	to.Resolve(b.Resolved...)
 	to.Problems = append(to.Problems, b.Problems...)
 }

@@ -31,7 +31,7 @@ func TestAudit(t *testing.T) {
 			t.Fatalf("nft %s: %v %s", words, err, out)
 		}
 	}
-	ask(2, "", "no proxy listens on "+w.socket, "--manifests")
+	ask(1, "", "no proxy listens on "+w.socket, "--manifests")
 	ask(2, "-o yaml", "--output")
 	ask(1, "--manifests DIR", "the kernel holds no data plane's rules")
 	p := w.start()

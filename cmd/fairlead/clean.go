@@ -31,7 +31,7 @@ func cleanCommand() *cobra.Command {
 		Short: "delete all that any data plane of Fairlead, or kube-proxy, has made in the kernel",
 		Args:  cobra.NoArgs,
 	}
-	socket := cli.Lookup(cli.NewFlags(), "control-socket")
+	socket := daemon.NewFlags().Lookup("control-socket")
 	socket.Usage = "remove this socket if no process listens on it"
 	c.Flags().AddFlag(socket)
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -52,6 +52,9 @@ func clean(ctx context.Context, o cleaning) error {
 	dead, err := engine.RemoveDeadSocket(o.socket)
 	if dead && err == nil {
 		fmt.Fprintf(out, "control socket: removed %s\n", o.socket)
+	}
+	if checks := daemon.HealthFileBeside(o.socket); o.socket != "" && os.Remove(checks) == nil {
+		fmt.Fprintf(out, "health checks: removed %s\n", checks)
 	}
 	if o.own {
 		err = errors.Join(err, daemon.CleanOwn(ctx, out))

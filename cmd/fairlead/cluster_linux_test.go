@@ -512,7 +512,7 @@ type ruleList struct {
 
 func ruleLists() (lists []ruleList) {
 	lists = append(lists, ruleList{"nftables", []string{"nft", "list", "tables"},
-		map[string]string{"kube-proxy": "table ip kube-proxy", "fairlead": "table ip fairlead"}})
+		map[string]string{"kube-proxy": "table ip kube-proxy", "fairlead": "table ip fairlead\n"}})
 	for _, where := range []string{"legacy", "nft"} {
 		for _, family := range []string{"iptables-", "ip6tables-"} {
 			lists = append(lists, ruleList{"iptables-" + where, []string{family + where + "-save"},

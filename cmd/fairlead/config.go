@@ -7,11 +7,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/internal/cli"
 )
 
 func configCommand() *cobra.Command {
-	flags := cli.NewFlags()
+	flags := daemon.NewFlags()
 	c := &cobra.Command{
 		Use:   "config [flags of run]",
 		Short: "print the configuration that results from files and flags, or its schema",

@@ -45,7 +45,10 @@ func unwanted() map[string]string {
 // apiGroups are the packages of k8s.io/api that source/kube and service need. Each registers all its kinds as the program
 // starts, so that the linker can leave out none of them.
 func apiGroups() []string {
-	return []string{"k8s.io/api/core/v1", "k8s.io/api/discovery/v1", "k8s.io/api/events/v1", "k8s.io/api/networking/v1"}
+	return []string{
+		"k8s.io/api/coordination/v1", "k8s.io/api/core/v1", "k8s.io/api/discovery/v1", "k8s.io/api/events/v1",
+		"k8s.io/api/networking/v1",
+	}
 }
 
 // The agent carries nothing large that it does not need.

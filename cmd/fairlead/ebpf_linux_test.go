@@ -68,12 +68,12 @@ func (m machine) pins() string {
 	return strings.Join(names, " ")
 }
 
-// tablesOfIPv4 are their names, sorted.
+// tablesOfIPv4 are the names of those of planes, sorted.
 func (w *world) tablesOfIPv4() string {
 	w.Helper()
 	var names []string
 	for line := range strings.Lines(w.tables()) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "table ip "); ok {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "table ip "); ok && !strings.HasPrefix(name, "fairlead-outcomes") {
 			names = append(names, name)
 		}
 	}
@@ -329,7 +329,7 @@ func TestDump_counters(t *testing.T) {
 	_, body := w.page(netip.MustParseAddrPort("127.0.0.1:10249"), "/metrics")
 	for _, want := range []string{
 		"\nfairlead_served_connections_total 1\n", "\nfairlead_served_packets_total{to=\"backend\"} ",
-		"\nfairlead_refused_connections_total{verdict=\"reject\"} 0\n", "\nfairlead_table_bytes{table=\"slots\"} ",
+		"\nfairlead_refused_connections_total{reason=\"no-endpoints\",verdict=\"reject\"} 0\n", "\nfairlead_table_bytes{table=\"slots\"} ",
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("%q is missing among the metrics:\n%s", want, body)

@@ -140,8 +140,12 @@ func (t *tail) add(line string) {
 // start starts the daemon, with more flags, and returns when it has programmed the kernel.
 func (w *world) start(flags ...string) *proxy {
 	w.Helper()
-	p := w.follow(w.command(append([]string{"run", "--manifests", w.manifests, "--cluster-cidr", "10.244.0.0/16",
-		"--node-ip", "192.0.2.1", "--control-socket", w.socket, "--healthz-bind-address", "127.0.0.1:10256"}, flags...)...))
+	run := []string{"run", "--manifests", w.manifests, "--cluster-cidr", "10.244.0.0/16", "--node-ip", "192.0.2.1",
+		"--control-socket", w.socket, "--healthz-bind-address", "127.0.0.1:10256"}
+	if own := w.bed.Cgroup(); own != "" { // in that of the machine, mode ebpf would serve the sockets of all other tests
+		run = append(run, "--cgroup-root", own)
+	}
+	p := w.follow(w.command(append(run, flags...)...))
 	p.await("msg=programmed")
 	return p
 }
@@ -456,7 +460,17 @@ func TestUsage(t *testing.T) {
 		{"run --manifests DIR --detect-local-mode BridgeInterface", 2, "--pod-bridge-interface"},
 		{"run --manifests DIR --nodeport-addresses everywhere", 2, "everywhere"},
 		{"run --manifests DIR --healthz-bind-address nowhere", 2, "--healthz-bind-address"},
-		{"dump", 2, "no proxy listens"},
+		{"dump", 1, "no proxy listens"},
+		{"dump --counters", 1, "no proxy listens"},
+		{"explain node 10.96.0.10:80", 1, "or name --manifests"},
+		{"explain node svc/a/b", 1, "or name --manifests"},
+		{"audit", 1, "or name --manifests"},
+		{"status", 1, "no proxy listens"},
+		{"services", 1, "no proxy listens"},
+		{"why a", 1, "no proxy listens"},
+		{"probe", 1, "no proxy listens"},
+		{"monitor", 1, "no proxy listens"},
+		{"switch ipvs", 1, "no proxy listens"},
 	} {
 		status, out := w.execute(strings.Fields(strings.ReplaceAll(c.args, "DIR", w.manifests))...)
 		if status != c.status || !strings.Contains(out, c.want) {

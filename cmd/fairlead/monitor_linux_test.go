@@ -170,7 +170,6 @@ func TestMonitor_repairs(t *testing.T) {
 func TestMonitor_usage(t *testing.T) {
 	w := newWorld(t)
 	for args, want := range map[string]string{
-		"":                     "no proxy listens on",
 		"--verdict accepted":   `"accepted" is none of forwarded, refused, dropped`,
 		"--service web":        `"web" is not namespace/name`,
 		"--service a/b --nope": "unknown flag",

@@ -177,10 +177,10 @@ func TestProgram_usage(t *testing.T) {
 	run := []string{"run", "--manifests", m.manifests, "--once"}
 	m.expect(0, []string{"windows/amd64"}, "version")
 	m.expect(0, []string{"mode: kernelspace", `controlSocket: `}, "config")
-	m.expect(1, []string{"switch needs Linux"}, "switch", "nftables")
+	m.expect(1, []string{"no proxy listens"}, "switch", "nftables")
 	m.expect(1, []string{"recommend needs Linux"}, "recommend", "--duration", "1s")
 	m.expect(2, []string{"needs Linux; the mode of Windows is kernelspace"}, append(run, "--proxy-mode", "nftables")...)
 	m.expect(1, []string{"--init-only needs Linux"}, append(run, "--init-only")...)
-	m.expect(1, []string{"service manager"}, append(run, "--windows-service", "--log-file", "log")...)
+	m.expect(1, []string{"service manager"}, append(run, "--windows-service", "--log-file", filepath.Join(t.TempDir(), "log"))...)
 	m.expect(1, []string{"another"}, append(run, "--network-name", "another")...)
 }

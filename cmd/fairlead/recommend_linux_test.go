@@ -49,7 +49,7 @@ func TestRecommend(t *testing.T) {
 	if rules := w.ruleset(); rules != "" {
 		t.Errorf("rules on the node:\n%s", rules)
 	}
-	w.runs("fairlead", "recommend --control-socket "+w.socket, 2, "no proxy listens")
+	w.runs("fairlead", "recommend --control-socket "+w.socket, 1, "no proxy listens")
 	w.runs("fairlead", offline+"--connections many", 2, "--connections", "many")
 	w.runs("fairlead", offline+"--duration 1ms", 2, "--duration")
 	w.runs("fairlead", offline+"-o yaml", 2, "--output")

@@ -21,7 +21,7 @@ import (
 const drop = "kube-proxy"
 
 func runCommand() *cobra.Command {
-	flags := cli.NewFlags()
+	flags := daemon.NewFlags()
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "serve Services until stopped; the kernel keeps the last state",
@@ -103,14 +103,14 @@ func run(ctx context.Context, flags *config.Flags) error {
 	case flags.WriteConfigTo != "":
 		return write(flags)
 	case flags.Cleanup:
-		return clean(ctx, cleaning{log: o.Logs.Logger(), socket: cli.Lookup(flags, "control-socket").Value.String()})
+		return clean(ctx, cleaning{log: o.Logs.Logger(), socket: flags.Lookup("control-socket").Value.String()})
 	case flags.InitOnly:
 		return cli.ConfigError(daemon.Init(o))
 	}
 	return cli.ConfigError(serve(ctx, flags, o))
 }
 
-// checkManifests prints all that is wrong in the manifests, or hardly meant, and fails if there is anything.
+// checkManifests prints all that is wrong in the manifests, or probably a mistake, and fails if there is anything.
 func checkManifests(ctx context.Context, flags *config.Flags) error {
 	c, err := flags.Load()
 	if err == nil && len(c.Fairlead.Manifests) == 0 {

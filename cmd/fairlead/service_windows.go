@@ -14,7 +14,6 @@ import (
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/daemon"
-	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/programs"
 )
 
@@ -28,7 +27,7 @@ const (
 // isService reports whether the service manager has started this process, or a flag says so.
 func isService(flags *config.Flags) bool {
 	is, err := svc.IsWindowsService()
-	return is && err == nil || cli.Lookup(flags, "windows-service").Value.String() == "true"
+	return is && err == nil || flags.Lookup("windows-service").Value.String() == "true"
 }
 
 // serve runs the daemon: as a service, or for a console.

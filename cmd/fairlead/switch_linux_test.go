@@ -79,7 +79,7 @@ func (w *world) switchTo(args string, status int, has ...string) string {
 // TestSwitch changes the data plane by command while clients are served, and then says which one the next start takes.
 func TestSwitch(t *testing.T) {
 	w := newMachine(t)
-	w.switchTo("iptables", 2, "no proxy listens on "+w.socket)
+	w.switchTo("iptables", 1, "no proxy listens on "+w.socket)
 	w.write("sticky.yaml", strings.NewReplacer("web", "sticky", "10.96.0.10", "10.96.0.13", "30080", "30083",
 		"type: NodePort", "type: NodePort\n  sessionAffinity: ClientIP").Replace(web))
 	w.configure("nftables", "")

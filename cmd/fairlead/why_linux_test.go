@@ -46,7 +46,7 @@ func TestServices(t *testing.T) {
 	w.says(0, []string{"default/web", a, b, "in TIME"}, "probe", "web")
 	w.says(0, []string{"default/web: it works from here", "counted"}, "why", "default/web")
 	w.says(1, []string{"default/nothing: the proxy has no such Service"}, "services", "nothing")
-	w.says(2, []string{"none of text, wide, json and yaml"}, "services", "-o", "xml")
+	w.says(2, []string{"none of text, json, wide, yaml"}, "services", "-o", "xml")
 	w.says(0, []string{"Service default/web answers, from one of 2 backends."},
 		"explain", "node", "svc/default/web")
 	w.says(0, []string{"Service default/web answers"}, "explain", "192.0.2.9", "node:30080")
@@ -54,10 +54,16 @@ func TestServices(t *testing.T) {
 	w.says(2, []string{"there is no Service shop/cart here"}, "explain", "node", "svc/shop/cart:http")
 }
 
-// TestServices_countBackends: mode nftables counts connections if it is told to.
-func TestServices_countBackends(t *testing.T) {
+// TestServices_counters: mode nftables counts connections of ports by itself, and of backends if it is told to.
+func TestServices_counters(t *testing.T) {
+	for _, args := range [][]string{nil, {"--counters", "backends"}} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) { testCounters(t, args...) })
+	}
+}
+
+func testCounters(t *testing.T, args ...string) {
 	w := newWorld(t)
-	w.start("--proxy-mode", "nftables", "--count-backends")
+	w.start(append(args, "--proxy-mode", "nftables")...)
 	w.says(0, []string{"default/web: it works from here", "the data plane has counted the connections"}, "why", "default/web")
 	w.says(0, []string{`"connections": 1`}, "services", "web", "-o", "json")
 	w.says(0, []string{"no difference"}, "audit")
@@ -84,7 +90,7 @@ func TestWhy(t *testing.T) {
 	w.because("default/web: port 80/tcp has no endpoint that takes connections: is not ready (2)")
 	w.write("web.yaml", strings.ReplaceAll(strings.ReplaceAll(web, "port: 8080}]\nend", "port: 8099}]\nend"), "- addresses: [POD-B]\n", ""))
 	w.because("default/web: endpoint " + w.bed.Addr("pod-a", false).String() +
-		":8099 of port 80/tcp is called ready, and does not answer: connection refused")
+		":8099 of port 80/tcp is ready by its EndpointSlice, and refuses connections (1 of 1)")
 
 	w.write("web.yaml", web)
 	w.because(works)

@@ -4,6 +4,7 @@
 // that is unused, or belongs to another pod.
 //
 //	Apply ─► wrapped plane ─► which UDP rows changed? ─► list flows of these ─► delete the stale ones
+//	                      └─► backends that pools lost ─► a moment later: TCP that these have not answered
 //	Sync ──► wrapped plane ─────────────────────────► the same of all, and TCP that came too early
 //	Audit ─► has a TCP row come since? ─────────────► TCP that came too early
 //	         half a minute after a change of UDP ────► the same as Sync
@@ -13,11 +14,11 @@
 // A flow is stale if its destination is a Frontend and it is answered by an address that is no backend of it, draining
 // ones included. It is stale, too, if the Frontend of its destination is gone; after a restart a guard tells.
 //
-// Established TCP connections are never touched. But a client that tried before the rules were active has asked an
-// address that no machine has, and goes on asking there for some two minutes. Connection tracking remembers, and renews
-// with each attempt, that this is not translated. After Sync such unanswered attempts are forgotten, and the client's
-// next one is translated. It comes a second later at the earliest. So, for a Service that Apply has brought, the next
-// Audit is soon enough, and Apply need not look at all flows.
+// Established TCP connections are never touched, but for orphans. A client that tried before the rules were active has
+// asked an address that no machine has, and goes on asking there for some two minutes. Connection tracking remembers,
+// and renews with each attempt, that this is not translated. After Sync such unanswered attempts are forgotten, and the
+// client's next one is translated. It comes a second later at the earliest. So, for a Service that Apply has brought,
+// the next Audit is soon enough, and Apply need not look at all flows.
 package conntrack
 
 import (
@@ -58,10 +59,23 @@ func wrap(wrapped dataplane.New, as plane) dataplane.New {
 		if err != nil {
 			return nil, errors.Join(err, inner.Close())
 		}
-		return &plane{
-			Dataplane: inner, config: c, conntrack: socket, others: as.others, carries: as.carries,
+		unanswered, err := newAttempts(c)
+		if err != nil {
+			return nil, errors.Join(err, socket.Close(), inner.Close())
+		}
+		dead, err := newOrphans(c)
+		if err != nil {
+			return nil, errors.Join(err, unanswered.close(), socket.Close(), inner.Close())
+		}
+		p := &plane{
+			Dataplane: inner, config: c, conntrack: socket, others: as.others, carries: as.carries, attempts: unanswered,
 			rows: map[model.Key]model.PoolID{}, pools: map[model.PoolID]*udpPool{},
-		}, nil
+			orphans: dead,
+		}
+		if c.Counters == dataplane.PerBackend && !p.others {
+			p.traffic = watchTraffic()
+		}
+		return p, nil
 	}
 }
 
@@ -69,6 +83,10 @@ type plane struct {
 	dataplane.Dataplane
 	config    dataplane.Config
 	conntrack *nfnetlink.Socket
+	attempts  *attempts
+	orphans   *orphans
+	traffic   *traffic                   // nil: not counted here
+	state     *model.State               // as of the last call
 	others    bool                       // the plane translates nothing itself
 	carries   func(netip.Addr) bool      // addresses at which its process serves flows that are translated; nil: none
 	rows      map[model.Key]model.PoolID // UDP frontends that forward, as of the last call
@@ -99,6 +117,7 @@ func (p *plane) replace(s *model.State, partial error) error {
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return partial
 	}
+	p.state = s
 	clear(p.rows)
 	clear(p.pools)
 	for key, f := range s.Frontends {
@@ -110,7 +129,7 @@ func (p *plane) replace(s *model.State, partial error) error {
 // Audit implements dataplane.Dataplane.
 func (p *plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	switch {
-	case p.pending, !p.sweep.IsZero() && time.Now().After(p.sweep):
+	case p.pending, p.attempts.failed.Swap(false), !p.sweep.IsZero() && time.Now().After(p.sweep):
 		err = p.forgetAttempts(s)
 	case p.came && !p.others && !p.standby:
 		err = p.forget(&staleFlow{state: s}, look{attempts: true})
@@ -120,6 +139,15 @@ func (p *plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 		return r, err
 	}
 	return p.Dataplane.Audit(ctx, s, d)
+}
+
+// Counters implements dataplane.Observed.
+func (p *plane) Counters(ctx context.Context) (dataplane.Counters, error) {
+	c, err := p.Dataplane.Counters(ctx)
+	if err == nil && p.traffic != nil && p.state != nil {
+		err = p.traffic.add(&c, p.conntrack, p.state)
+	}
+	return c, err
 }
 
 // SetStage implements dataplane.Handover.
@@ -134,6 +162,7 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return partial
 	}
+	p.state = s
 	gone := map[model.Key]bool{}
 	var of look
 	p.lost(c.Pools, &of)
@@ -151,11 +180,12 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 			gone[key] = true
 		}
 	}
-	if len(of.udp) == 0 || defect.Is(defect.ConntrackFlow) {
-		return partial
-	}
 	if p.standby {
 		p.pending = true
+		return partial
+	}
+	p.attempts.follow(&c)
+	if len(of.udp) == 0 || defect.Is(defect.ConntrackFlow) {
 		return partial
 	}
 	if p.sweep.IsZero() {
@@ -182,6 +212,9 @@ func (p *plane) lost(d model.Delta[model.PoolID, model.Pool], of *look) {
 
 // note remembers that a frontend uses a pool for UDP.
 func (p *plane) note(s *model.State, key model.Key, f model.Frontend) {
+	if key.Protocol == model.SCTP {
+		p.attempts.sctp.Store(true)
+	}
 	if key.Protocol != model.UDP || f.Verdict != model.Forward {
 		return
 	}
@@ -304,8 +337,10 @@ func (p *plane) forget(stale *staleFlow, of look) error {
 			udp, err = udp+n, errors.Join(err, failed)
 		}
 		if of.attempts && err == nil {
-			attempts := tracked.Filter{Protocol: model.TCP, Mask: tracked.Answered}
-			early, err = tracked.ForgetListed(p.conntrack, v6, attempts, stale.early)
+			for _, f := range p.attempts.unanswered(netip.AddrPort{}) {
+				n, failed := tracked.ForgetListed(p.conntrack, v6, f, stale.misled)
+				early, err = early+n, errors.Join(err, failed)
+			}
 		}
 		if p.others && errors.Is(err, unix.EPERM) {
 			return nil
@@ -316,15 +351,15 @@ func (p *plane) forget(stale *staleFlow, of look) error {
 		if p.config.Meter != nil && len(looks) > 0 {
 			p.config.Meter.Forgot(v6, udp, time.Since(start))
 		}
-		p.say("deleted tracked UDP flows to backends that were removed", udp)
-		p.say("deleted tracked connection attempts that the rules had not translated", early)
+		say(p.config, "deleted tracked UDP flows to backends that were removed", udp)
+		say(p.config, "deleted tracked connection attempts that the rules lead elsewhere now", early)
 	}
 	return nil
 }
 
-func (p *plane) say(what string, flows int) {
-	if flows > 0 && p.config.Log != nil {
-		p.config.Log.Info(what, "flows", flows)
+func say(c dataplane.Config, what string, flows int) {
+	if flows > 0 && c.Log != nil {
+		c.Log.Info(what, "flows", flows)
 	}
 }
 
@@ -337,19 +372,22 @@ type staleFlow struct {
 	relayMark  uint32                // the mark of flows that a process of the node answers; they are its own
 }
 
-// early reports whether an unanswered attempt of TCP should go to a backend, and does not.
-func (f *staleFlow) early(flow *tracked.Flow) bool {
-	return flow.Attempt() && flow.Mark&f.relayMark == 0 && flow.To == flow.Answers && f.forwards(flow.To)
+// misled reports whether an unanswered attempt should go to a backend, and does not, or goes to one that was removed.
+func (f *staleFlow) misled(flow *tracked.Flow) bool {
+	if flow.To != flow.Answers {
+		return f.stale(flow)
+	}
+	return flow.Attempt() && flow.Mark&f.relayMark == 0 && f.forwards(flow.To)
 }
 
-// stale reports whether a flow of UDP is.
+// stale reports whether a flow is.
 func (f *staleFlow) stale(flow *tracked.Flow) bool {
 	to, answers := flow.To, flow.Answers
 	switch {
 	case flow.Mark&f.relayMark != 0, f.translated && to == answers, f.carries != nil && f.carries(answers.Addr()):
 		return false
 	}
-	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.UDP}
+	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: flow.Protocol}
 	known := false
 	for _, key.Scope = range []model.Scope{model.Internal, model.Any} { // the latter is the one in gone
 		row, ok := f.state.Frontends[key]
@@ -358,7 +396,7 @@ func (f *staleFlow) stale(flow *tracked.Flow) bool {
 			return false
 		}
 	}
-	return known || to != answers && (f.gone[key] || f.guarded(to))
+	return known || to != answers && (f.gone[key] || f.guarded(flow))
 }
 
 // forwards reports whether a row forwards TCP connections to a destination now.
@@ -373,11 +411,11 @@ func (f *staleFlow) forwards(to netip.AddrPort) bool {
 }
 
 // guarded reports whether a destination would be one of a Service that no longer exists.
-func (f *staleFlow) guarded(to netip.AddrPort) bool {
-	return f.state.Lookup(model.Packet{Protocol: model.UDP, Destination: to}).Guard.IsValid()
+func (f *staleFlow) guarded(flow *tracked.Flow) bool {
+	return f.state.Lookup(model.Packet{Protocol: flow.Protocol, Destination: flow.To}).Guard.IsValid()
 }
 
 // Close implements dataplane.Dataplane.
 func (p *plane) Close() error {
-	return errors.Join(p.conntrack.Close(), p.Dataplane.Close())
+	return errors.Join(p.attempts.close(), p.traffic.close(), p.orphans.close(), p.conntrack.Close(), p.Dataplane.Close())
 }

@@ -391,3 +391,36 @@ func TestPlane_affinity(t *testing.T) {
 	}
 	(&stay{s, "a"}).check(flows)
 }
+
+// A client that the removed backend has not answered is served when it asks again, from the same port.
+func TestPlane_unanswered(t *testing.T) {
+	rows := func(pod string) []string { return []string{pods, web, pool("default/web cluster", 80, pod)} }
+	for name, remove := range map[string]func(s *stage) error{
+		"apply": func(s *stage) error { return s.apply(rows("b")...) },
+		"sync": func(s *stage) error {
+			s.parse(rows("b")...)
+			return s.plane.Sync(s.Context(), s.state)
+		},
+		"standby": func(s *stage) error {
+			s.setStage(dataplane.Standby)
+			s.must(rows("b")...)
+			s.setStage(dataplane.Active)
+			_, err := s.plane.Audit(s.Context(), s.state, dataplane.Quick)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			const silent = "table inet silent { chain in { type filter hook input priority 0; tcp dport 80 drop; }; }"
+			if out, err := s.bed.Command(t.Context(), "a", "nft", silent).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			s.must(rows("a")...)
+			s.expect(netip.MustParseAddr("10.96.0.10"), "timed out")
+			if err := remove(s); err != nil {
+				t.Fatal(err)
+			}
+			s.expect(netip.MustParseAddr("10.96.0.10"), "b source 10.244.1.3")
+		})
+	}
+}

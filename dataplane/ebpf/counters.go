@@ -123,7 +123,7 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 	if err != nil {
 		return dataplane.Counters{}, fmt.Errorf("ebpf: %w", err)
 	}
-	out := dataplane.Counters{}
+	out := dataplane.Counters{Connections: true, Traffic: true}
 	for _, s := range served {
 		out.Served = append(out.Served, *s)
 	}
@@ -177,7 +177,8 @@ func fromPackets(e packetsEndpoint) netip.AddrPort {
 // refused reads what was refused.
 func (p *Plane) refused() (out []dataplane.Refused, err error) {
 	err = each(p.memory[objectsMapRefusals], func(key objectsRefusal, n uint64) error {
-		out = append(out, key.row(n))
+		at := objectsFrontendKey{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
+		out = append(out, key.row(n, len(p.tables.sources[at]) > 0))
 		return nil
 	})
 	if err != nil {
@@ -186,12 +187,22 @@ func (p *Plane) refused() (out []dataplane.Refused, err error) {
 	return out, nil
 }
 
-func (k objectsRefusal) row(n uint64) dataplane.Refused {
+func (k objectsRefusal) row(n uint64, limited bool) dataplane.Refused {
 	r := dataplane.Refused{
 		Port: port(k.Port), Protocol: model.Protocol(k.Protocol), Verdict: model.Verdict(k.Verdict), Connections: n,
 	}
 	if k.Addr != (objectsAddr{}) {
 		r.Addr = k.Addr.addr()
+	}
+	switch {
+	case k.Port == 0:
+		r.Reason = dataplane.NoServicePort
+	case r.Verdict == model.Reject:
+		r.Reason = dataplane.NoEndpoints
+	case limited:
+		r.Reason = dataplane.SourceNotAllowed
+	default:
+		r.Reason = dataplane.NoLocalEndpoints
 	}
 	return r
 }

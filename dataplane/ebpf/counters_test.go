@@ -65,8 +65,8 @@ pods 10.244.0.0/16
 	want := `served default/kept:http cluster 10.244.1.12:8080 connections 4
 served default/web:dns cluster 10.244.1.12:5353 connections 2
 served default/web:http cluster 10.244.1.11:8080 connections 3
-refused 10.96.0.10 reject 6
-refused 10.96.0.10:81/tcp reject 5
+refused 10.96.0.10 reject 6 no-service-port
+refused 10.96.0.10:81/tcp reject 5 no-endpoints
 `
 	if got := c.counted(p); got != want {
 		t.Fatalf("got:\n%swant:\n%s", got, want)

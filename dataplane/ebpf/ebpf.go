@@ -108,6 +108,8 @@ type Plane struct {
 	netns        uint64 // cookie of the node's network namespace; 0: the kernel has none, it is the first one
 	secret       uint64 // by which clients that nothing is known of are spread
 	hasSetRetval bool
+	cannotTell   error // why the kernel does not trace outcomes of sockets; nil: it does
+	told         told  // which the last Outcomes has found
 	probed       *Probed
 	sizes        Sizes
 	serve        Server              // TC or Behind
@@ -431,6 +433,7 @@ func (p *Plane) closePrograms() {
 		_ = p.sets.close()
 	}
 	p.closeStanding()
+	p.told.close()
 	p.sockets, p.sets, p.identities = nil, nil, identities{}
 }
 

@@ -147,23 +147,29 @@ func TestFlow_answersBound(t *testing.T) {
 // ownThread gives the test a thread of its own, which may be moved to any of the processors that it returns.
 func ownThread(t *testing.T) (cpus []int) {
 	t.Helper()
-	var all unix.CPUSet
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		t.Fatal(err)
-	}
+	all, cpus := allowedCPUs(t)
 	t.Cleanup(func() {
 		if err := unix.SchedSetaffinity(0, &all); err != nil {
 			t.Error(err)
 		}
 	})
+	return cpus
+}
+
+// allowedCPUs are those that this thread may use.
+func allowedCPUs(t *testing.T) (all unix.CPUSet, cpus []int) {
+	t.Helper()
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		t.Error(err)
+	}
 	for cpu := range len(all) * bits.UintSize {
 		if all.IsSet(cpu) {
 			cpus = append(cpus, cpu)
 		}
 	}
-	return cpus
+	return all, cpus
 }
 
 // answersAfter sends three packets to each processor when so many of a kind were answered in a second, and returns how

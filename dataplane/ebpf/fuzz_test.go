@@ -32,11 +32,11 @@ func FuzzElements(f *testing.F) {
 			}
 			var refused objectsRefusal
 			copy(bytesOf(&refused), data)
-			_ = refused.row(1)
+			_ = refused.row(1, false)
 			var client objectsAddr
 			copy(bytesOf(&client), data)
 			_, _ = client.cookie()
-			_ = (&dataplane.Counters{Refused: []dataplane.Refused{refused.row(1)}}).String()
+			_ = (&dataplane.Counters{Refused: []dataplane.Refused{refused.row(1, false)}}).String()
 			var socket diagSocket
 			socket.family = uint8(len(data))
 			copy(socket.id[:], data)

@@ -99,7 +99,7 @@ type objectsGuardKey struct {
 type objectsInForce struct {
 	_       structs.HostLayout
 	Word    uint32
-	Pad     uint32
+	Answers uint32
 	Regions [2][1024]uint64
 }
 
@@ -123,6 +123,16 @@ const (
 	objectsMembershipDRAINING objectsMembership = 2
 )
 
+type objectsOutcome struct {
+	_        structs.HostLayout
+	To       objectsEndpoint
+	Backend  objectsEndpoint
+	Client   objectsAddr
+	Protocol uint8
+	Result   uint8
+	Pad      uint16
+}
+
 type objectsOwners uint32
 
 const (
@@ -140,7 +150,7 @@ type objectsPeer struct {
 type objectsPlace struct {
 	_        structs.HostLayout
 	Cookie   uint64
-	Unused   uint32
+	Moved    uint32
 	Protocol uint8
 	Pad      uint8
 	Asked    uint16
@@ -164,6 +174,14 @@ type objectsRefusal struct {
 	Protocol uint8
 	Verdict  uint8
 }
+
+type objectsResult uint32
+
+const (
+	objectsResultIS_ANSWERED   objectsResult = 0
+	objectsResultIS_UNANSWERED objectsResult = 1
+	objectsResultIS_REFUSED    objectsResult = 2
+)
 
 type objectsShare struct {
 	_        structs.HostLayout
@@ -219,6 +237,7 @@ const (
 	objectsMapGuardsSet     = "guards_set"
 	objectsMapMembers       = "members"
 	objectsMapMembersSet    = "members_set"
+	objectsMapOutcomes      = "outcomes"
 	objectsMapPeers         = "peers"
 	objectsMapPools         = "pools"
 	objectsMapPoolsSet      = "pools_set"
@@ -232,8 +251,11 @@ const (
 	objectsProgConnect6     = "connect6"
 	objectsProgGetpeername4 = "getpeername4"
 	objectsProgGetpeername6 = "getpeername6"
+	objectsProgIsAnswered   = "is_answered"
+	objectsProgIsReset      = "is_reset"
 	objectsProgRecvmsg4     = "recvmsg4"
 	objectsProgRecvmsg6     = "recvmsg6"
+	objectsProgResends      = "resends"
 	objectsProgSendmsg4     = "sendmsg4"
 	objectsProgSendmsg6     = "sendmsg6"
 	objectsVarAlone         = "alone"
@@ -294,8 +316,11 @@ type objectsProgramSpecs struct {
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	IsAnswered   *ebpf.ProgramSpec `ebpf:"is_answered"`
+	IsReset      *ebpf.ProgramSpec `ebpf:"is_reset"`
 	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.ProgramSpec `ebpf:"recvmsg6"`
+	Resends      *ebpf.ProgramSpec `ebpf:"resends"`
 	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
 }
@@ -315,6 +340,7 @@ type objectsMapSpecs struct {
 	GuardsSet    *ebpf.MapSpec `ebpf:"guards_set"`
 	Members      *ebpf.MapSpec `ebpf:"members"`
 	MembersSet   *ebpf.MapSpec `ebpf:"members_set"`
+	Outcomes     *ebpf.MapSpec `ebpf:"outcomes"`
 	Peers        *ebpf.MapSpec `ebpf:"peers"`
 	Pools        *ebpf.MapSpec `ebpf:"pools"`
 	PoolsSet     *ebpf.MapSpec `ebpf:"pools_set"`
@@ -371,6 +397,7 @@ type objectsMaps struct {
 	GuardsSet    *ebpf.Map `ebpf:"guards_set"`
 	Members      *ebpf.Map `ebpf:"members"`
 	MembersSet   *ebpf.Map `ebpf:"members_set"`
+	Outcomes     *ebpf.Map `ebpf:"outcomes"`
 	Peers        *ebpf.Map `ebpf:"peers"`
 	Pools        *ebpf.Map `ebpf:"pools"`
 	PoolsSet     *ebpf.Map `ebpf:"pools_set"`
@@ -394,6 +421,7 @@ func (m *objectsMaps) Close() error {
 		m.GuardsSet,
 		m.Members,
 		m.MembersSet,
+		m.Outcomes,
 		m.Peers,
 		m.Pools,
 		m.PoolsSet,
@@ -429,8 +457,11 @@ type objectsPrograms struct {
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
+	IsAnswered   *ebpf.Program `ebpf:"is_answered"`
+	IsReset      *ebpf.Program `ebpf:"is_reset"`
 	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
 	Recvmsg6     *ebpf.Program `ebpf:"recvmsg6"`
+	Resends      *ebpf.Program `ebpf:"resends"`
 	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
 }
@@ -442,8 +473,11 @@ func (p *objectsPrograms) Close() error {
 		p.Connect6,
 		p.Getpeername4,
 		p.Getpeername6,
+		p.IsAnswered,
+		p.IsReset,
 		p.Recvmsg4,
 		p.Recvmsg6,
+		p.Resends,
 		p.Sendmsg4,
 		p.Sendmsg6,
 	)

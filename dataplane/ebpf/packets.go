@@ -34,7 +34,8 @@ func (p *Plane) loadPackets(sets *sets) error {
 	if p.devices.drivers.mode.wanted() {
 		o.Programs = append(o.Programs, packetsProgFromOutside)
 	}
-	for _, name := range append(flowMaps(), objectsMapAffinities, objectsMapRefusals, objectsMapShares) {
+	shared := append(flowMaps(), objectsMapAffinities, objectsMapRefusals, objectsMapShares, objectsMapSockets)
+	for _, name := range shared {
 		o.Maps[name] = p.memory[name]
 	}
 	err := p.devices.namespace.Do(func() (err error) {

@@ -138,6 +138,7 @@ type packetsHeld uint8
 
 const (
 	packetsHeldPLACES packetsHeld = 7
+	packetsHeldFAILED packetsHeld = 64
 	packetsHeldASKED  packetsHeld = 128
 )
 
@@ -151,7 +152,7 @@ const (
 type packetsInForce struct {
 	_       structs.HostLayout
 	Word    uint32
-	Pad     uint32
+	Answers uint32
 	Regions [2][1024]uint64
 }
 
@@ -214,7 +215,7 @@ const (
 type packetsPlace struct {
 	_        structs.HostLayout
 	Cookie   uint64
-	Unused   uint32
+	Moved    uint32
 	Protocol uint8
 	Pad      uint8
 	Asked    uint16
@@ -396,6 +397,7 @@ type packetsWork struct {
 		Rows  uint32
 		Pod   bool
 		_     [3]byte
+		Netns uint64
 		Terms uint64
 	}
 	Taken  uint32
@@ -424,6 +426,7 @@ const (
 	packetsMapMembersSet    = "members_set"
 	packetsMapNodeAddrs     = "node_addrs"
 	packetsMapNoted         = "noted"
+	packetsMapOutcomes      = "outcomes"
 	packetsMapOutside       = "outside"
 	packetsMapPeers         = "peers"
 	packetsMapPods          = "pods"
@@ -451,6 +454,7 @@ const (
 	packetsVarLinkHeader    = "link_header"
 	packetsVarLive          = "live"
 	packetsVarPatience      = "patience"
+	packetsVarPlaces        = "places"
 	packetsVarPortsCount    = "ports_count"
 	packetsVarPortsFirst    = "ports_first"
 	packetsVarPreemptRt     = "preempt_rt"
@@ -528,6 +532,7 @@ type packetsMapSpecs struct {
 	MembersSet   *ebpf.MapSpec `ebpf:"members_set"`
 	NodeAddrs    *ebpf.MapSpec `ebpf:"node_addrs"`
 	Noted        *ebpf.MapSpec `ebpf:"noted"`
+	Outcomes     *ebpf.MapSpec `ebpf:"outcomes"`
 	Outside      *ebpf.MapSpec `ebpf:"outside"`
 	Peers        *ebpf.MapSpec `ebpf:"peers"`
 	Pods         *ebpf.MapSpec `ebpf:"pods"`
@@ -557,6 +562,7 @@ type packetsVariableSpecs struct {
 	LinkHeader *ebpf.VariableSpec `ebpf:"link_header"`
 	Live       *ebpf.VariableSpec `ebpf:"live"`
 	Patience   *ebpf.VariableSpec `ebpf:"patience"`
+	Places     *ebpf.VariableSpec `ebpf:"places"`
 	PortsCount *ebpf.VariableSpec `ebpf:"ports_count"`
 	PortsFirst *ebpf.VariableSpec `ebpf:"ports_first"`
 	PreemptRt  *ebpf.VariableSpec `ebpf:"preempt_rt"`
@@ -602,6 +608,7 @@ type packetsMaps struct {
 	MembersSet   *ebpf.Map `ebpf:"members_set"`
 	NodeAddrs    *ebpf.Map `ebpf:"node_addrs"`
 	Noted        *ebpf.Map `ebpf:"noted"`
+	Outcomes     *ebpf.Map `ebpf:"outcomes"`
 	Outside      *ebpf.Map `ebpf:"outside"`
 	Peers        *ebpf.Map `ebpf:"peers"`
 	Pods         *ebpf.Map `ebpf:"pods"`
@@ -639,6 +646,7 @@ func (m *packetsMaps) Close() error {
 		m.MembersSet,
 		m.NodeAddrs,
 		m.Noted,
+		m.Outcomes,
 		m.Outside,
 		m.Peers,
 		m.Pods,
@@ -669,6 +677,7 @@ type packetsVariables struct {
 	LinkHeader *ebpf.Variable `ebpf:"link_header"`
 	Live       *ebpf.Variable `ebpf:"live"`
 	Patience   *ebpf.Variable `ebpf:"patience"`
+	Places     *ebpf.Variable `ebpf:"places"`
 	PortsCount *ebpf.Variable `ebpf:"ports_count"`
 	PortsFirst *ebpf.Variable `ebpf:"ports_first"`
 	PreemptRt  *ebpf.Variable `ebpf:"preempt_rt"`

@@ -14,6 +14,7 @@ type Probed struct {
 	mu            sync.Mutex
 	sockets       bool
 	hasSetRetval  bool
+	cannotTell    error
 	packets, fast bool // those for packets, without that of XDP and with it
 }
 
@@ -26,9 +27,9 @@ func (p *Plane) probe() error {
 		if err := p.probeSockets(); err != nil {
 			return err
 		}
-		known.sockets, known.hasSetRetval = true, p.hasSetRetval
+		known.sockets, known.hasSetRetval, known.cannotTell = true, p.hasSetRetval, p.cannotTell
 	}
-	p.hasSetRetval = known.hasSetRetval
+	p.hasSetRetval, p.cannotTell = known.hasSetRetval, known.cannotTell
 	return nil
 }
 
@@ -41,6 +42,7 @@ func (p *Plane) probeSockets() error {
 	var verifier *ebpf.VerifierError
 	var c *ebpf.Collection
 	for _, p.hasSetRetval = range []bool{true, false} { // Linux 5.18
+		p.cannotTell = nil
 		if c, err = p.loadSockets(tables); !errors.As(err, &verifier) {
 			break
 		}

@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -11,7 +12,7 @@ import (
 // The compiler is pinned, so that the same source makes the same object; ./dev installs it. The last include
 // directory has asm/types.h, which is another one on each architecture, and the same for us.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type chunk -type member_key -type member -type membership -type refusal -type share -type affinity_key -type affinity -type verdict -type guard_key -type flow_key -type flow -type flow_of -type place -type flags -type owners -type shared objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type slot -type chunk -type member_key -type member -type membership -type refusal -type share -type affinity_key -type affinity -type verdict -type guard_key -type flow_key -type flow -type flow_of -type place -type flags -type owners -type shared -type outcome -type result objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 // hooks are the names of the programs, and where they are attached.
 func hooks() map[string]ebpf.AttachType {
@@ -79,13 +80,29 @@ func chunksOfAll(s *model.State) uint32 {
 	return roomFor(chunks) + uint32(largest)
 }
 
-// loadSockets makes the programs for sockets, which use the memory and some tables. Nothing is attached.
-func (p *Plane) loadSockets(tables *sets) (*ebpf.Collection, error) {
+// loadSockets makes the programs for sockets, which use the memory and some tables. Nothing is attached. Programs that
+// trace what becomes of connections are left out if the kernel does not take them.
+func (p *Plane) loadSockets(tables *sets) (c *ebpf.Collection, err error) {
+	if p.cannotTell == nil {
+		if c, err = p.loadSocketsOnce(tables); err == nil {
+			return c, nil
+		}
+		p.cannotTell = err
+	}
+	return p.loadSocketsOnce(tables)
+}
+
+func (p *Plane) loadSocketsOnce(tables *sets) (*ebpf.Collection, error) {
 	spec, err := withWords(loadObjects())
 	if err != nil {
 		return nil, err
 	}
 	p.sizes.memory(spec)
+	if p.cannotTell != nil {
+		for _, name := range []string{objectsProgResends, objectsProgIsReset, objectsProgIsAnswered} {
+			delete(spec.Programs, name)
+		}
+	}
 	for name, value := range map[string]any{
 		objectsVarNodeNetns:    p.netns,
 		objectsVarAlone:        p.serve != TC && p.behind == nil,
@@ -106,11 +123,4 @@ func (p *Plane) loadSockets(tables *sets) (*ebpf.Collection, error) {
 }
 
 // hookNames are in the order in which the programs are attached: who gets a place must be seen to give it back.
-func hookNames() []string {
-	var names []string
-	for name := range hooks() {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func hookNames() []string { return slices.Sorted(maps.Keys(hooks())) }

@@ -29,6 +29,7 @@ func TestProgram(t *testing.T) {
 				t.Errorf("retval %t, netns %d: %+v", retval, netns, err)
 				continue
 			}
+			t.Logf("outcomes of sockets: %t", p.cannotTell == nil)
 			c.Close()
 		}
 	}

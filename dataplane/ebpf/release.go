@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,6 +14,9 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -34,20 +38,57 @@ const (
 	diagID         = 48 // bytes of inet_diag_sockid, with the cookie, in both
 	diagRequestID  = 8  // where it begins
 	diagMessageID  = 4
+	attrInfo       = 2                            // INET_DIAG_INFO, a struct tcp_info
 	stateConnected = 1 << 1                       // TCP_ESTABLISHED, of UDP sockets as well
 	statesTCP      = stateConnected | 1<<2 | 1<<8 // TCP_SYN_SENT, and TCP_CLOSE_WAIT
 	statesHeld     = 1<<12 - 1 - 1<<6 - 1<<10     // all but TCP_TIME_WAIT and TCP_LISTEN
 )
 
+// bereft are sockets that are to be aborted.
+type bereft struct {
+	protocols []model.Protocol
+	// of reports whether it may be one that was led from a service to a backend.
+	of func(p model.Protocol, service, backend netip.AddrPort) bool
+	// unheard leaves out those whose backend acknowledges what it is sent.
+	unheard bool
+	aborted int
+}
+
 // release aborts the connected sockets whose backend does not serve them any more.
 func (p *Plane) release(s *model.State) error {
+	if err := p.config.Inject("ebpf release"); err != nil && !p.cannotRelease {
+		return err
+	}
+	return p.abort(&bereft{protocols: p.releases(), of: func(of model.Protocol, service, backend netip.AddrPort) bool {
+		return !serves(s, of, service, backend)
+	}})
+}
+
+// ResetOrphans implements dataplane.Observed. Flows of packets are left to their clients.
+func (p *Plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (n int, err error) {
+	if p.behind != nil {
+		n, err = p.behind.ResetOrphans(ctx, gone)
+	}
+	if p.sockets == nil || len(gone) == 0 {
+		return n, err
+	}
+	orphans := &bereft{
+		protocols: []model.Protocol{model.TCP}, unheard: true,
+		of: func(_ model.Protocol, _, backend netip.AddrPort) bool {
+			_, is := gone[backend]
+			return is
+		},
+	}
+	err = errors.Join(err, p.abort(orphans))
+	return n + orphans.aborted, err
+}
+
+// abort aborts sockets in all namespaces where there may be some.
+func (p *Plane) abort(b *bereft) error {
 	if p.cannotRelease {
 		return nil
 	}
-	if err := p.config.Inject("ebpf release"); err != nil {
-		return err
-	}
-	where, err := p.bereft(s)
+	where, err := p.find(b)
 	if err != nil || len(where) == 0 {
 		return err
 	}
@@ -57,7 +98,7 @@ func (p *Plane) release(s *model.State) error {
 	}
 	var errs []error
 	for _, ns := range spaces {
-		err := p.releaseIn(ns, s, where)
+		err := p.abortIn(ns, b, where)
 		if errors.Is(err, unix.EPERM) {
 			p.cannotReleasePods(err)
 			err = nil
@@ -147,7 +188,7 @@ func openDiag(ns *os.File) (*netlink.Conn, error) {
 	return conn, nil
 }
 
-func (p *Plane) releaseIn(ns *os.File, s *model.State, where map[uint64]bool) error {
+func (p *Plane) abortIn(ns *os.File, b *bereft, where map[uint64]bool) error {
 	conn, err := openDiag(ns)
 	if err != nil {
 		return err
@@ -157,8 +198,8 @@ func (p *Plane) releaseIn(ns *os.File, s *model.State, where map[uint64]bool) er
 		return nil
 	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		for _, protocol := range p.releases() {
-			if err := p.releaseSockets(conn, family, protocol, s); err != nil {
+		for _, protocol := range b.protocols {
+			if err := p.abortSockets(conn, family, protocol, b); err != nil {
 				return err
 			}
 		}
@@ -174,9 +215,8 @@ func (p *Plane) releases() []model.Protocol {
 	return []model.Protocol{model.UDP}
 }
 
-// releaseSockets aborts sockets of one protocol whose backend does not serve their Service any more. A socket stays if
-// its Service is not known.
-func (p *Plane) releaseSockets(conn *netlink.Conn, family uint8, protocol model.Protocol, s *model.State) error {
+// abortSockets aborts sockets of one protocol. A socket stays if its Service is not known.
+func (p *Plane) abortSockets(conn *netlink.Conn, family uint8, protocol model.Protocol, b *bereft) error {
 	states := uint32(stateConnected)
 	if protocol == model.TCP {
 		states = statesTCP
@@ -186,16 +226,20 @@ func (p *Plane) releaseSockets(conn *netlink.Conn, family uint8, protocol model.
 		return fmt.Errorf("list %s sockets: %w", protocol, err)
 	}
 	for _, socket := range sockets {
+		if b.unheard && !socket.unheard {
+			continue
+		}
 		service, ok, err := p.service(socket)
 		if err != nil {
 			return err
 		}
-		if !ok || serves(s, protocol, service, socket.peer()) {
+		if !ok || !b.of(protocol, service, socket.peer()) {
 			continue
 		}
 		if err := socket.destroy(conn); err != nil && !errors.Is(err, unix.ENOENT) { // it has been closed
 			return fmt.Errorf("abort a %s socket: %w", protocol, err)
 		}
+		b.aborted++
 	}
 	return nil
 }
@@ -215,8 +259,8 @@ func netnsCookie(conn *netlink.Conn) (cookie uint64, known bool) {
 	return cookie, errors.Join(err, refused) == nil // else it is older than Linux 5.14
 }
 
-// bereft are the namespaces in which sockets were led to backends that serve them no more, by their cookies.
-func (p *Plane) bereft(s *model.State) (map[uint64]bool, error) {
+// find are the namespaces in which there may be such sockets, by their cookies.
+func (p *Plane) find(b *bereft) (map[uint64]bool, error) {
 	where := map[uint64]bool{}
 	places, unmap, err := mapped[objectsPlace](p.memory[objectsMapSockets])
 	if err != nil {
@@ -231,37 +275,33 @@ func (p *Plane) bereft(s *model.State) (map[uint64]bool, error) {
 	for i := range places {
 		at := &places[i]
 		protocol := model.Protocol(at.Protocol)
-		if claims[i] == 0 || at.Peer.Backend.Port == 0 || !slices.Contains(p.releases(), protocol) {
+		if claims[i] == 0 || at.Peer.Backend.Port == 0 || !slices.Contains(b.protocols, protocol) {
 			continue
 		}
-		if !where[at.Netns] && !serves(s, protocol, at.Peer.Service.addrPort(), at.Peer.Backend.addrPort()) {
+		if !where[at.Netns] && b.of(protocol, at.Peer.Service.addrPort(), at.Peer.Backend.addrPort()) {
 			where[at.Netns] = true
 		}
 	}
-	lost, err := p.bereftFlow(s)
+	lost, err := p.findFlow(b)
 	if lost {
 		where[anyNetns] = true
 	}
 	return where, err
 }
 
-// bereftFlow reports whether that is true of one that found no place. Where it is, and of what protocol, is not known.
-func (p *Plane) bereftFlow(s *model.State) (lost bool, err error) {
+// findFlow reports whether one may be that found no place. Where it is, and of what protocol, is not known.
+func (p *Plane) findFlow(b *bereft) (lost bool, err error) {
 	err = each(p.memory[objectsMapFlows], func(key objectsFlowKey, flow objectsFlow) error {
 		connected := key.Back == 1 && flow.Pool == uint64(objectsFlowOfPLACELESS)
-		lost = lost || connected && !p.servesAny(s, flow.Other.addrPort(), key.Peer.addrPort())
+		lost = lost || connected && slices.ContainsFunc(b.protocols, func(protocol model.Protocol) bool {
+			return b.of(protocol, flow.Other.addrPort(), key.Peer.addrPort())
+		})
 		return nil
 	})
 	if err != nil {
 		return false, fmt.Errorf("flows: %w", err)
 	}
 	return lost, nil
-}
-
-func (p *Plane) servesAny(s *model.State, service, backend netip.AddrPort) bool {
-	return slices.ContainsFunc(p.releases(), func(protocol model.Protocol) bool {
-		return serves(s, protocol, service, backend)
-	})
 }
 
 // service is what a socket asked for when it got its peer; ok is false if connect() did not translate that.
@@ -299,11 +339,12 @@ type diagSocket struct {
 	protocol model.Protocol
 	states   uint32
 	id       [diagID]byte // ports, addresses, interface, cookie
+	unheard  bool         // of TCP: see socket.Unheard
 }
 
 func (d diagSocket) request() []byte {
 	b := make([]byte, diagRequest)
-	b[0], b[1] = d.family, uint8(d.protocol)
+	b[0], b[1], b[2] = d.family, uint8(d.protocol), 1<<(attrInfo-1)
 	binary.NativeEndian.PutUint32(b[4:], d.states)
 	copy(b[diagRequestID:], d.id[:])
 	return b
@@ -330,6 +371,7 @@ func listSockets(conn *netlink.Conn, like diagSocket) ([]diagSocket, error) {
 		if len(m.Data) >= diagMessage {
 			sockets = append(sockets, diagSocket{
 				m.Data[0], like.protocol, like.states, [diagID]byte(m.Data[diagMessageID:]),
+				socket.Unheard(nfnetlink.Attribute(m.Data[diagMessage:], attrInfo)),
 			})
 		}
 	}

@@ -179,7 +179,7 @@ func (p *Plane) taker(s *model.State) dataplane.Taker {
 }
 
 // takeIn writes other planes' sessions into the map: by address, and by the cookie of each namespace that has the
-// address. A session that is there stays if it lasts as long, or longer.
+// address. A session that is there stays if it lasts as long, or longer, and its backend serves.
 func (p *Plane) takeIn(to *ebpf.Map, s *model.State, others *dataplane.Sessions) (int, error) {
 	in, err := p.findSpaces()
 	if err != nil {
@@ -187,10 +187,10 @@ func (p *Plane) takeIn(to *ebpf.Map, s *model.State, others *dataplane.Sessions)
 	}
 	known := map[objectsAffinityKey]time.Time{} // of namespaces
 	err = eachSession(to, s, func(key objectsAffinityKey, own dataplane.Session) {
-		if _, ok := key.Client.cookie(); ok {
-			known[key] = own.Until
-		} else {
+		if _, ok := key.Client.cookie(); !ok {
 			others.Supersedes(own)
+		} else if others.Serves(own) {
+			known[key] = own.Until
 		}
 	})
 	if err != nil {

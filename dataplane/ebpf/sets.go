@@ -18,14 +18,15 @@ import (
 //
 // The word is the only thing that is written at that moment; see bpf/maps.h.
 type sets struct {
-	tables map[string]*ebpf.Map     // maps of maps, with two places each
-	empty  map[string]*ebpf.MapSpec // what is in the places
-	word   *ebpf.Map
-	memory *packetsInForce // of the word
-	said   uint32          // what was written there last
-	unmap  func()
-	at     uint32 // the set in force
-	filled bool   // there is one
+	tables   map[string]*ebpf.Map     // maps of maps, with two places each
+	empty    map[string]*ebpf.MapSpec // what is in the places
+	outcomes *ebpf.Map                // a ring
+	word     *ebpf.Map
+	memory   *packetsInForce // of the word
+	said     uint32          // what was written there last
+	unmap    func()
+	at       uint32 // the set in force
+	filled   bool   // there is one
 	grace
 }
 
@@ -49,7 +50,10 @@ func newSets() (*sets, error) {
 		}
 		s.empty[name] = spec.Maps[name].InnerMap
 	}
-	if s.word, err = ebpf.NewMap(spec.Maps[inForceTable]); err == nil {
+	if s.outcomes, err = ebpf.NewMap(spec.Maps[objectsMapOutcomes]); err == nil {
+		s.word, err = ebpf.NewMap(spec.Maps[inForceTable])
+	}
+	if err == nil {
 		err = s.mapWord()
 	}
 	if err == nil {
@@ -78,7 +82,7 @@ func (s *sets) close() error {
 	if s.unmap != nil {
 		s.unmap()
 	}
-	return errors.Join(s.word.Close(), s.grace.close()) // nil is closed
+	return errors.Join(s.outcomes.Close(), s.word.Close(), s.grace.close()) // nil is closed
 }
 
 // replaceIn has programs use these tables, and leaves out of the spec what only describes one set.
@@ -89,7 +93,7 @@ func (s *sets) replaceIn(spec *ebpf.CollectionSpec, replacements map[string]*ebp
 			replacements[name] = m
 		}
 	}
-	replacements[inForceTable] = s.word
+	replacements[inForceTable], replacements[objectsMapOutcomes] = s.word, s.outcomes
 }
 
 // make makes the tables of a set, empty. No program reads them yet.

@@ -123,6 +123,7 @@ func packetSpec(o packetOptions) (*ebpf.CollectionSpec, error) {
 		packetsVarPortsFirst: o.Ports.First, packetsVarPortsCount: o.Ports.Count, packetsVarCrcShifts: crcShifts(),
 		packetsVarSecret: o.Secret, packetsVarDirectMtu: o.DirectMTU, packetsVarPreemptRt: o.Preempted || preemptsPrograms(),
 	}
+	constants[packetsVarPlaces] = spec.Maps[objectsMapSockets].MaxEntries - 1
 	asking := spec.Maps[packetsMapAsking].MaxEntries
 	constants[packetsVarRings], constants[packetsVarRing] = processors(), max(asking/processors(), 1)
 	constants[packetsVarRoom] = [2]uint32{
@@ -152,7 +153,6 @@ func packetObjects() (*ebpf.CollectionSpec, error) {
 	}
 	delete(spec.Maps, objectsMapFlows)
 	delete(spec.Maps, objectsMapPeers)
-	delete(spec.Maps, objectsMapSockets)
 	delete(spec.Maps, objectsMapClaims)
 	return spec, nil
 }

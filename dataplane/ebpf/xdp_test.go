@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/sample"
@@ -387,6 +388,14 @@ func TestFastIsTheSame(t *testing.T) {
 		if err := addNeighbours(with.eth0); err != nil {
 			return err
 		}
+		// Each processor has a queue of flows that are not held, so both nodes have to use the same one.
+		all, cpus := allowedCPUs(t)
+		var one unix.CPUSet
+		one.Set(cpus[0])
+		if err := unix.SchedSetaffinity(0, &one); err != nil {
+			return err
+		}
+		defer func() { _ = unix.SchedSetaffinity(0, &all) }()
 		for i := range 4000 {
 			frame := randomFrame(r, with.eth0.Attrs().HardwareAddr)
 			got, err := with.pass(frame)

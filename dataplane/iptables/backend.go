@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -23,7 +24,10 @@ type backend interface {
 	present(v6 bool) ([]string, error)
 	// load reads a table. Those of both families may be read side by side.
 	load(id tableID) (*content, error)
-	// write changes tables. It tells apart, by refusedError, what is about the rules in it.
+	// counts calls f for each rule of some chains of ours that counts, with the backend to which it translates, if any.
+	counts(id tableID, chains []string, f func(chain string, to netip.AddrPort, packets uint64)) error
+	// write changes tables. Rules that stay, or do the same as before, keep what they have counted. It tells apart, by
+	// refusedError, what is about the rules in it.
 	write(changes []*change) error
 	// undisturbed reports whether no other program can have changed the tables since the begin before the last settled.
 	undisturbed(tables []tableID) (bool, error)

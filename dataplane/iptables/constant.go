@@ -44,8 +44,8 @@ func owned(chain string) bool { return onlyOurs(chain) || shared(chain) || kubeP
 // onlyOurs reports whether only Fairlead makes such a chain.
 func onlyOurs(chain string) bool {
 	switch chain {
-	case chainIn, chainOut, chainPost, chainForward, chainInternal, chainGuards, chainRanges, chainReject, chainOffNode,
-		chainHairpin, chainLocalnet:
+	case chainIn, chainOut, chainPost, chainForward, chainInternal, chainGuards, chainRanges, chainReject, chainNoLocal,
+		chainOthers, chainNoRow, chainNoRowDrop, chainOffNode, chainHairpin, chainLocalnet:
 		return true
 	}
 	return begins(chain, kindPods, kindLocal, kindAffinity, kindKnown, kindLimit,
@@ -97,7 +97,13 @@ func (l *layout) constants() {
 	pods, node = l.toInternal(l.filter)
 	l.edits[filter].keep(chainIn, slices.Concat(l.spoofed(drop), pods, refused))
 	l.edits[filter].keep(chainOut, append(node, refused...))
-	l.edits[filter].keep(chainReject, l.rejectRules())
+	for chain, r := range refusals {
+		if r.Verdict == model.Reject {
+			l.edits[filter].keep(chain, l.rejectRules())
+		} else {
+			l.edits[filter].keep(chain, []rule{{do: target{verb: drop}}})
+		}
+	}
 	l.edits[filter].keep(chainForward, l.forwardRules())
 }
 

@@ -21,7 +21,7 @@ import (
 // this process's image. In the other back end the rules would work, too. But the host's iptables would not show them,
 // and each packet would pass both back ends.
 func Detect() (Backend, error) {
-	n, err := openNFT(nil)
+	n, err := openNFT(nil, false)
 	if err == nil {
 		hinted, listErr := n.hinted()
 		err = errors.Join(listErr, n.close())

@@ -26,7 +26,7 @@ func openPlace(kind Backend, c dataplane.Config) (*place, error) {
 	case Legacy:
 		b, err = openLegacy(c.Inject, c.Log)
 	case NFTables:
-		b, err = openNFT(c.Inject)
+		b, err = openNFT(c.Inject, c.Counters != dataplane.NoDetail)
 	default:
 		err = fmt.Errorf("back end %q: want %s or %s", kind, Legacy, NFTables)
 	}

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"encoding/binary"
+	"net/netip"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -171,6 +172,20 @@ func (t target) dnatTarget() extension {
 	binary.BigEndian.PutUint16(info[36:], t.to.Port())
 	binary.BigEndian.PutUint16(info[38:], t.to.Port())
 	return extension{"DNAT", 2, info}
+}
+
+// backendOf is where a target translates to, if it does.
+func backendOf(name string, info []byte, v6 bool) (a netip.AddrPort) {
+	const address, port = 4, 36
+	if name != "DNAT" || len(info) < port+2 {
+		return a
+	}
+	size := 4
+	if v6 {
+		size = 16
+	}
+	addr, _ := netip.AddrFromSlice(info[address:][:size])
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(info[port:]))
 }
 
 // masqueradeTarget is struct nf_nat_ipv4_multi_range_compat or nf_nat_range.

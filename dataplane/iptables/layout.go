@@ -22,7 +22,11 @@ const (
 	chainInternal  = "KUBE-INTERNAL"
 	chainGuards    = "KUBE-UNUSED-PORTS"
 	chainRanges    = "KUBE-UNUSED-IPS"
-	chainReject    = "KUBE-REJECT"
+	chainReject    = "KUBE-REJECT" // no endpoints
+	chainNoLocal   = "KUBE-DROP-NO-LOCAL"
+	chainOthers    = "KUBE-DROP-SOURCES" // that a row does not allow
+	chainNoRow     = "KUBE-REJECT-UNUSED"
+	chainNoRowDrop = "KUBE-DROP-UNUSED"
 	chainMark      = "KUBE-MARK-MASQ"
 	chainOffNode   = "KUBE-MARK-OFF-CLUSTER"
 	chainPost      = "KUBE-PROXY-POST"
@@ -254,10 +258,12 @@ func (l *layout) filterRules(k model.Key, f model.Frontend) []rule {
 	switch {
 	case f.Verdict == model.Reject && f.Allow == nil:
 		r.do = goes(chainReject)
-	case f.Verdict == model.Drop || f.Verdict == model.Forward && f.Allow != nil:
-		r.do.verb = drop
+	case f.Verdict == model.Drop:
+		r.do = goes(chainNoLocal)
+	case f.Verdict == model.Forward && f.Allow != nil:
+		r.do = goes(chainOthers)
 	case f.Verdict == model.Reject: // others are dropped
-		r.do = goes(l.limit(filter, f, chainReject, rule{do: target{verb: drop}}))
+		r.do = goes(l.limit(filter, f, chainReject, rule{do: goes(chainOthers)}))
 	default:
 		return nil
 	}
@@ -505,9 +511,9 @@ func (l *layout) setGuards(s *model.State, c model.Change) {
 
 func guardTarget(v model.Verdict) target {
 	if v == model.Reject {
-		return goes(chainReject)
+		return goes(chainNoRow)
 	}
-	return target{verb: drop}
+	return goes(chainNoRowDrop)
 }
 
 // ranges puts longer prefixes first.

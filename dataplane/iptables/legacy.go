@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/bits"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -95,6 +96,29 @@ func (l *legacy) read(id tableID) (*xt.Table, error) {
 		return nil, fmt.Errorf("%s: %w", id, err)
 	}
 	return t, nil
+}
+
+// counts implements backend. The kernel hands out a table as a whole.
+func (l *legacy) counts(id tableID, chains []string, f func(string, netip.AddrPort, uint64)) error {
+	t, err := l.read(id)
+	if err != nil {
+		return err
+	}
+	wanted := map[string]bool{}
+	for _, name := range chains {
+		wanted[name] = true
+	}
+	for _, c := range t.Chains {
+		if !wanted[c.Name] {
+			continue
+		}
+		for e := range t.Entries(c) {
+			if name, info := t.TargetName(e.Bytes); t.Counted(e.Bytes) > 0 {
+				f(c.Name, backendOf(name, info, id.v6), t.Counted(e.Bytes))
+			}
+		}
+	}
+	return nil
 }
 
 func contentOf(t *xt.Table) *content {
@@ -253,8 +277,7 @@ func applied(err error) error {
 	return err
 }
 
-// replace puts a table in the place of the kernel's. The counters of others' rules that stay keep what they have
-// counted.
+// replace puts a table in the place of the kernel's.
 func (l *legacy) replace(id tableID, t *xt.Table) error {
 	counters, err := l.socket(id).Replace(t)
 	if err != nil {

@@ -41,7 +41,8 @@ const chunkSize = 2 << 20
 // transactions of internal/nft, but not its Table.Load, which reads a table as a whole and takes it for ours alone.
 type nfTables struct {
 	*nft.Ruleset
-	sets setIndexes
+	sets    setIndexes
+	serving bool // rules that translate count, as those do that refuse
 	// These are what Foreign said at the last begin, at that before the last load, and at that before all was as it should
 	// be. Loaded is 0 after a transaction of ours, of which Foreign says nothing.
 	began, loaded, clean uint32
@@ -49,12 +50,12 @@ type nfTables struct {
 	lists [2]*nfnetlink.Socket // of both families, which are read side by side
 }
 
-func openNFT(fault func(string) error) (*nfTables, error) {
+func openNFT(fault func(string) error, serving bool) (*nfTables, error) {
 	r, err := nft.Open(fault)
 	if err != nil {
 		return nil, err
 	}
-	n := &nfTables{Ruleset: r}
+	n := &nfTables{Ruleset: r, serving: serving}
 	if _, err := n.Generation(); errors.Is(err, unix.EINVAL) {
 		return nil, errors.Join(fmt.Errorf("%w: this kernel has no nf_tables", dataplane.ErrUnsupported), n.close())
 	}
@@ -112,7 +113,65 @@ func (t tableID) of(tx *nft.Transaction) *nft.Table {
 func (n *nfTables) mark(_ tableID, r *rule) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(r.String()))
+	if n.counted(r) {
+		_, _ = h.Write([]byte(" counter"))
+	}
 	return h.Sum64()
+}
+
+// counted reports whether a rule has a counter.
+func (n *nfTables) counted(r *rule) bool {
+	return r.do.verb == reject || r.do.verb == drop || n.serving && r.do.verb == dnat
+}
+
+// counts implements backend.
+func (n *nfTables) counts(id tableID, chains []string, f func(string, netip.AddrPort, uint64)) error {
+	for _, name := range chains {
+		counts := map[kept]uint64{}
+		err := n.lists[0].Dump(id.rulesOf(name, func() { clear(counts) }, func(attrs []byte) {
+			k, c := keptOf(attrs, id.v6)
+			counts[k] += c.Packets
+		}))
+		if err != nil {
+			return fmt.Errorf("list chain %s of %s: %w", name, id, err)
+		}
+		for k, packets := range counts {
+			if packets > 0 {
+				f(name, k.to, packets)
+			}
+		}
+	}
+	return nil
+}
+
+// kept tells which rule of a chain takes over what another one has counted: the one that translates to the same
+// backend, or else the same one.
+type kept struct {
+	mark uint64
+	to   netip.AddrPort
+}
+
+func (w writer) keptBy(r *rule) kept {
+	if r.do.verb == dnat {
+		return kept{to: r.do.to}
+	}
+	return kept{mark: w.mark(w.table, r)}
+}
+
+// keptOf decodes a rule that the kernel lists.
+func keptOf(attrs []byte, v6 bool) (k kept, n nft.Count) {
+	expressions := nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)
+	n, _ = nft.CountIn(expressions)
+	nfnetlink.Attributes(expressions, func(_ uint16, e []byte) {
+		data := nfnetlink.Attribute(e, unix.NFTA_EXPR_DATA)
+		if nfnetlink.Text(e, unix.NFTA_EXPR_NAME) == "target" {
+			k.to = backendOf(nfnetlink.Text(data, extensionName), nfnetlink.Attribute(data, extensionInfo), v6)
+		}
+	})
+	if b := nft.RuleMark(attrs); len(b) == 8 && !k.to.IsValid() {
+		k.mark = binary.BigEndian.Uint64(b)
+	}
+	return k, n
 }
 
 // load implements backend. Another program may change the table meanwhile. Each chain is read as it is at one moment,
@@ -140,9 +199,7 @@ func list(conn *nfnetlink.Socket, id tableID) (*content, error) {
 	for _, name := range names {
 		part := &content{}
 		reset := func() { *part = content{chains: map[string][]uint64{}} }
-		rules := table.Listing(unix.NFT_MSG_GETRULE, reset, func(attrs []byte) { part.add(attrs) })
-		rules.Filter.Text(unix.NFTA_RULE_CHAIN, name)
-		if err := conn.Dump(rules); err != nil {
+		if err := conn.Dump(id.rulesOf(name, reset, func(attrs []byte) { part.add(attrs) })); err != nil {
 			return nil, fmt.Errorf("list chain %s of %s: %w", name, id, err)
 		}
 		if have.base = append(have.base, part.base...); owned(name) {
@@ -150,6 +207,13 @@ func list(conn *nfnetlink.Socket, id tableID) (*content, error) {
 		}
 	}
 	return have, nil
+}
+
+// rulesOf asks for the rules of a chain.
+func (t tableID) rulesOf(chain string, reset func(), each func(attrs []byte)) nfnetlink.Request {
+	rules := t.of(nil).Listing(unix.NFT_MSG_GETRULE, reset, each)
+	rules.Filter.Text(unix.NFTA_RULE_CHAIN, chain)
+	return rules
 }
 
 // add takes a rule as nf_tables lists it.
@@ -182,11 +246,11 @@ func (c *content) add(attrs []byte) {
 type writer struct {
 	*nft.Table
 	*change
-	sets setIndexes
+	*nfTables
 }
 
 func (n *nfTables) writer(tx *nft.Transaction, c *change) writer {
-	return writer{c.table.of(tx), c, n.sets}
+	return writer{c.table.of(tx), c, n}
 }
 
 // write implements backend, as one transaction if it is not too large: all or nothing for packets, too. A
@@ -209,7 +273,9 @@ func (n *nfTables) write(changes []*change) error {
 					return err
 				}
 			}
-			w.chainRules(name)
+			if err := w.chainRules(name); err != nil {
+				return err
+			}
 		}
 	}
 	for _, w := range writers {
@@ -256,13 +322,24 @@ func hook(table, chain string) *nft.Hook {
 	return h
 }
 
-// chainRules makes a chain hold its rules, whatever it held.
-func (w writer) chainRules(name string) {
-	w.Flush(name)
-	for i := range w.set[name] {
-		w.Tx.Join()
-		w.newRule(unix.NLM_F_APPEND, name, &w.set[name][i])
+// chainRules makes a chain hold its rules, whatever it held. Counts between the listing and the transaction are lost.
+func (w writer) chainRules(name string) error {
+	counts, rules := map[kept]nft.Count{}, w.set[name]
+	if w.known[name] && slices.ContainsFunc(rules, func(r rule) bool { return w.counted(&r) }) {
+		err := w.lists[0].Dump(w.table.rulesOf(name, func() { clear(counts) }, func(attrs []byte) {
+			k, n := keptOf(attrs, w.table.v6)
+			counts[k] = n
+		}))
+		if err != nil {
+			return fmt.Errorf("list chain %s of %s: %w", name, w.table, err)
+		}
 	}
+	w.Flush(name)
+	for i := range rules {
+		w.Tx.Join()
+		w.newRule(unix.NLM_F_APPEND, name, &rules[i], counts[w.keptBy(&rules[i])])
+	}
+	return nil
 }
 
 // finish lets the kernel's chains lead to ours when these are complete, and takes away what nothing leads to any more.
@@ -270,7 +347,7 @@ func (w writer) chainRules(name string) {
 func (w writer) finish() {
 	for i := range w.add {
 		w.Tx.Join()
-		w.newRule(0, w.add[i].chain, &w.add[i].rule)
+		w.newRule(0, w.add[i].chain, &w.add[i].rule, nft.Count{})
 	}
 	for _, f := range w.remove {
 		w.Tx.Join()
@@ -295,10 +372,10 @@ func (w writer) deleteChain(name string) {
 // maxComment is how much of a comment nft prints.
 const maxComment = 128
 
-func (w writer) newRule(flags uint16, chain string, r *rule) {
+func (w writer) newRule(flags uint16, chain string, r *rule, counted nft.Count) {
 	w.Object(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, unix.NFTA_RULE_CHAIN, chain)
 	x := w.Tx.Open(unix.NFTA_RULE_EXPRESSIONS)
-	w.expressions(r)
+	w.expressions(r, counted)
 	w.Tx.Close(x)
 	if r.protocol != 0 {
 		c := w.Tx.Open(unix.NFTA_RULE_COMPAT)
@@ -306,7 +383,7 @@ func (w writer) newRule(flags uint16, chain string, r *rule) {
 		w.Tx.Uint32(compatFlags, 0)
 		w.Tx.Close(c)
 	}
-	mark := binary.BigEndian.AppendUint64(nil, (*nfTables)(nil).mark(tableID{}, r))
+	mark := binary.BigEndian.AppendUint64(nil, w.mark(w.table, r))
 	w.Tx.Bytes(unix.NFTA_RULE_USERDATA, nft.RuleData(string(mark), r.comment[:min(len(r.comment), maxComment)]))
 	w.Tx.End()
 }
@@ -326,7 +403,7 @@ func (w writer) expression(name string, more func(), numbers ...uint32) {
 
 // expressions encodes a rule as iptables-nft does: addresses, interface and protocol as expressions, other matches as
 // extensions of x_tables.
-func (w writer) expressions(r *rule) {
+func (w writer) expressions(r *rule, counted nft.Count) {
 	if r.chance != 0 { // the others cost nothing if it decides against the rule
 		w.extension("match", statisticMatch(r.chance))
 	}
@@ -353,6 +430,12 @@ func (w writer) expressions(r *rule) {
 		if m.name != "statistic" {
 			w.extension("match", m)
 		}
+	}
+	if w.counted(r) {
+		w.expression("counter", func() {
+			w.Tx.Bytes(unix.NFTA_COUNTER_PACKETS, binary.BigEndian.AppendUint64(nil, counted.Packets))
+			w.Tx.Bytes(unix.NFTA_COUNTER_BYTES, binary.BigEndian.AppendUint64(nil, counted.Bytes))
+		})
 	}
 	w.target(r.do)
 }
@@ -462,7 +545,9 @@ func (n *nfTables) probe(v6 bool) error {
 		c.set[chain] = []rule{r}
 		w := n.writer(&nft.Transaction{}, c)
 		w.prepare()
-		w.chainRules(chain)
+		if err := w.chainRules(chain); err != nil {
+			return err
+		}
 		if err := explain(w.Tx.Check(n.Socket)); err != nil {
 			return fmt.Errorf("%s: %w", r, err)
 		}

@@ -68,13 +68,28 @@ func (t *table) hooks() []nft.Chain {
 			nft.NewRule("refusals, whose destination may be a Service address",
 				append(is(expr.CtStateBitRELATED), nft.Accept())...),
 			nft.NewRule("this node", nft.GoTo(nft.ChainInternal))),
-		at("input-before-ipvs", filter, unix.NF_INET_LOCAL_IN, beforeIPVSIn, nft.NewRule("", nft.GoTo(chainBefore))),
+		at("input-before-ipvs", filter, unix.NF_INET_LOCAL_IN, beforeIPVSIn,
+			forgedEnd(), nft.NewRule("", nft.GoTo(chainBefore))),
 		inputAfterIPVS(nft.NewRule("", nft.GoTo(chainAfter))),
 		at("output-sent-by-ipvs", filter, unix.NF_INET_LOCAL_OUT, fromIPVS, nft.NewRule("", nft.GoTo(chainSent))),
 		at("output-before-ipvs", filter, unix.NF_INET_LOCAL_OUT, beforeIPVSOut, nft.NewRule("", nft.GoTo(chainBefore))),
 		at("output-after-ipvs", filter, unix.NF_INET_LOCAL_OUT, afterIPVSOut, nft.NewRule("", nft.GoTo(chainAfter))),
 		at("postrouting", nat, unix.NF_INET_POST_ROUTING, nft.Masquerading, t.Masquerade(), t.masqueradeHairpin()),
 	}
+}
+
+// forgedEnd drops a FIN or RST that connection tracking finds out of sequence. IPVS does not compare sequence numbers:
+// it would forget the connection in ten seconds, and a node's socket would be refused.
+func forgedEnd() nft.Rule {
+	const flags, fin, rst = 13, 1, 4
+	return nft.NewRule("forged ends of connections", slices.Concat(is(expr.CtStateBitINVALID), []any{
+		nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Equals([]byte{unix.IPPROTO_TCP}),
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1, DestRegister: nft.Word(0)},
+		&expr.Bitwise{
+			SourceRegister: nft.Word(0), DestRegister: nft.Word(0), Len: 1, Mask: []byte{fin | rst}, Xor: []byte{0},
+		},
+		nft.Differs([]byte{0}), nft.Drop(),
+	})...)
 }
 
 func inputAfterIPVS(rule nft.Rule) nft.Chain {

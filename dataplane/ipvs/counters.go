@@ -31,7 +31,7 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 	if err != nil {
 		return dataplane.Counters{}, fmt.Errorf("ipvs: %w", err)
 	}
-	c := dataplane.Counters{Served: tally.Served(), Refused: refused}
+	c := dataplane.Counters{Connections: true, Traffic: true, Served: tally.Served(), Refused: refused}
 	c.Sort()
 	return c, nil
 }
@@ -49,7 +49,7 @@ func (p *Plane) countByTable(tally dataplane.Tally) (all []dataplane.Refused, er
 				return nil, err
 			}
 			if len(counts) > 0 && counts[0].Packets > 0 {
-				tally.Add(dataplane.Served{Pool: pools[number], Affinity: true, Connections: counts[0].Packets})
+				tally.Add(dataplane.Served{Pool: pools[number], Several: dataplane.ByAffinity, Connections: counts[0].Packets})
 			}
 		}
 		for c := range t.classes {
@@ -60,7 +60,7 @@ func (p *Plane) countByTable(tally dataplane.Tally) (all []dataplane.Refused, er
 				return nil, err
 			}
 		}
-		if all, err = t.AppendGuarded(all, p.ruleset.Socket); err != nil {
+		if all, err = t.AppendGuarded(all, p.ruleset.Socket, nft.ChainServices); err != nil {
 			return nil, err
 		}
 		for set, scope := range map[int]model.Scope{frontends: model.Any, internalFrontends: model.Internal} {

@@ -36,16 +36,25 @@ type locals struct {
 	// way is that of the address mode, other is not. The addresses of other are left from another mode, and go when the
 	// same addresses are local by way.
 	way, other way
-	whole      bool               // ranges are made local as a whole
-	users      map[netip.Addr]int // frontends that forward
-	ranges     []netip.Prefix     // of Service addresses; disjoint
-	addrs      []netlink.Addr     // of all interfaces
+	whole      bool                 // ranges are made local as a whole
+	users      map[netip.Addr]users // by frontends
+	ranges     []netip.Prefix       // of Service addresses; disjoint
+	addrs      []netlink.Addr       // of all interfaces
 	own        map[netip.Addr]bool
 	held       map[netip.Prefix]bool
 	otherHeld  map[netip.Prefix]bool // prefixes that the other address mode has made local; nil: none
 	// unused are those that may be surplus, nil: any.
 	unused map[netip.Prefix]struct{}
 }
+
+// users are the frontends of an address. An address with rows of scope Internal only is not local: packets of other
+// clients must pass the node (externalFailoverPolicy Passthrough). IPVS sees those of the node itself in LOCAL_OUT.
+type users struct {
+	forward int // of verdict Forward
+	open    int // of scope Any
+}
+
+func (u users) want() bool { return u.forward > 0 && u.open > 0 }
 
 // way is a way to make addresses local.
 type way interface {
@@ -132,7 +141,7 @@ func (l *locals) claimed(a netip.Addr) bool { return l.way == l.dummy && l.dummy
 
 // want takes over what a State needs.
 func (l *locals) want(s *model.State) {
-	l.users = map[netip.Addr]int{}
+	l.users = map[netip.Addr]users{}
 	for key, f := range s.Frontends {
 		l.count(key, f, 1)
 	}
@@ -140,13 +149,19 @@ func (l *locals) want(s *model.State) {
 }
 
 func (l *locals) count(key model.Key, f model.Frontend, n int) {
-	if f.Verdict != model.Forward {
+	u := l.users[key.Addr]
+	if f.Verdict == model.Forward {
+		u.forward += n
+	}
+	if key.Scope == model.Any && f.Verdict != model.Pass { // that of no row
+		u.open += n
+	}
+	if l.users[key.Addr] = u; u.want() {
 		return
 	}
-	if l.users[key.Addr] += n; l.users[key.Addr] > 0 {
-		return
+	if u == (users{}) {
+		delete(l.users, key.Addr)
 	}
-	delete(l.users, key.Addr)
 	if l.unused != nil {
 		l.unused[single(key.Addr)] = struct{}{}
 	}
@@ -172,7 +187,8 @@ func (l *locals) wants(p netip.Prefix) bool {
 		return slices.Contains(l.ranges, p)
 	}
 	covered := func(r netip.Prefix) bool { return r.Contains(p.Addr()) }
-	return l.users[p.Addr()] > 0 && !l.own[p.Addr()] && !p.Addr().IsLoopback() && !slices.ContainsFunc(l.ranges, covered)
+	a := p.Addr()
+	return l.users[a].want() && !l.own[a] && !a.IsLoopback() && !slices.ContainsFunc(l.ranges, covered)
 }
 
 // missing are those of the given that should be held and are not.

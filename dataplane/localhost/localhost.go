@@ -150,6 +150,15 @@ const (
 	maxPlaces   = 4096             // of connections, and of flows, if there are files for so many
 )
 
+// ResetOrphans implements dataplane.Observed.
+func (p *plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (int, error) {
+	n, err := p.Dataplane.ResetOrphans(ctx, gone)
+	if p.relay != nil {
+		n += p.relay.ResetOrphans(gone)
+	}
+	return n, err
+}
+
 // start makes the relay. It leaves files to the listeners, and to the rest of the process.
 func (p *plane) start() {
 	files := share.Files() - share.Reserve()

@@ -395,6 +395,7 @@ func (p *plane) Counters(context.Context) (c dataplane.Counters, err error) {
 			c.Served = append(c.Served, row)
 		}
 	})
+	c.Connections = true
 	c.Sort()
 	return c, err
 }

@@ -13,7 +13,8 @@ import (
 
 // The kernel counts connections in the elements that it has found anyway:
 //
-//	slots, backends ─► connections of a backend, as long as the slot leads to it
+//	served ──────────► connections of a pool, as long as it is there (counters: services)
+//	slots, backends ─► connections of a backend, as long as the slot leads to it (counters: backends)
 //	frontends ───────► those that a row refuses
 //	rules ───────────► those from sources that are not allowed, and those that guards refuse
 //
@@ -21,9 +22,11 @@ import (
 
 // counts says which elements of the sets have a counter. With 10,000 Services of ten endpoints, those of backends
 // double the time of the first Sync, so that they are there only if they are asked for.
-func (t *table) counts(served bool) {
-	all := func([]byte) bool { return served }
-	t.Sets[slots].Counts, t.Sets[backends].Counts = all, all
+func (t *table) counts(d dataplane.Detail) {
+	t.detail = d
+	each := func([]byte) bool { return d == dataplane.PerBackend }
+	t.Sets[slots].Counts, t.Sets[backends].Counts = each, each
+	t.Sets[served].Counts = func([]byte) bool { return true }
 	t.Sets[frontends].Counts, t.Sets[internalFrontends].Counts = refuses, refuses
 }
 
@@ -40,10 +43,8 @@ func (p *Plane) Counters(context.Context) (c dataplane.Counters, err error) {
 		if err := p.config.Inject("nftables list"); err != nil {
 			return c, err
 		}
-		if p.config.CountBackends {
-			if err := t.countServed(p, tally); err != nil {
-				return c, fmt.Errorf("nftables: %w", err)
-			}
+		if err := t.countServed(p, tally); err != nil {
+			return c, fmt.Errorf("nftables: %w", err)
 		}
 		refused, err := t.countRefused(p)
 		if err != nil {
@@ -51,12 +52,12 @@ func (p *Plane) Counters(context.Context) (c dataplane.Counters, err error) {
 		}
 		c.Refused = append(c.Refused, refused...)
 	}
-	c.Served, c.OnlyRefused = tally.Served(), !p.config.CountBackends
+	c.Served, c.Connections = tally.Served(), p.config.Counters != dataplane.NoDetail
 	c.Sort()
 	return c, nil
 }
 
-// countServed adds what has been sent to backends.
+// countServed adds what has been sent to backends, as finely as it is counted.
 func (t *table) countServed(p *Plane, tally dataplane.Tally) error {
 	byNumber, byNames := map[uint32]model.PoolID{}, map[uint32]model.PoolID{}
 	for id, p := range t.pools {
@@ -64,16 +65,24 @@ func (t *table) countServed(p *Plane, tally dataplane.Tally) error {
 			byNames[p.names.number] = id
 		}
 	}
-	for set, of := range map[int]func(key uint32) model.PoolID{
-		slots:    func(number uint32) model.PoolID { return byNumber[number] },
-		backends: func(h uint32) model.PoolID { return byNames[handle(h).affinity()] },
-	} {
+	ofNumber := func(number uint32) model.PoolID { return byNumber[number] }
+	ofHandle := func(h uint32) model.PoolID { return byNames[handle(h).affinity()] }
+	sets := map[int]func(key uint32) model.PoolID{}
+	switch t.detail {
+	case dataplane.PerPool:
+		sets[served] = ofNumber
+	case dataplane.PerBackend:
+		sets[slots], sets[backends] = ofNumber, ofHandle
+	}
+	for set, of := range sets {
 		all := dataplane.Tally{}
 		err := t.ListOf(p.ruleset.Socket, t.Sets[set], func() { clear(all) }, func(e nft.Element) {
-			backend, ok := nft.DecodeBackend(e.Data)
-			id := of(binary.NativeEndian.Uint32(e.Key))
-			if ok && e.Count.Packets > 0 && id != (model.PoolID{}) {
-				all.Add(dataplane.Served{Pool: id, Backend: backend, Connections: e.Count.Packets})
+			row := dataplane.Served{Pool: of(binary.NativeEndian.Uint32(e.Key)), Connections: e.Count.Packets}
+			if row.Backend, _ = nft.DecodeBackend(e.Data); set == served {
+				row.Several = dataplane.All
+			}
+			if row.Connections > 0 && row.Pool != (model.PoolID{}) {
+				all.Add(row)
 			}
 		})
 		if err != nil {
@@ -110,5 +119,5 @@ func (t *table) countRefused(p *Plane) (all []dataplane.Refused, err error) {
 			return nil, err
 		}
 	}
-	return t.AppendGuarded(all, p.ruleset.Socket)
+	return t.AppendGuarded(all, p.ruleset.Socket, nft.ChainServices)
 }

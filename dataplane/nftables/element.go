@@ -43,6 +43,8 @@ func (t *table) row(s *nft.Set, e nft.Element) (row, want string) {
 	case "backends":
 		b, _ := nft.DecodeBackend(e.Data)
 		return fmt.Sprintf("name of a backend that clients keep %x", e.Key), b.String()
+	case "served":
+		return "counter of pool " + t.poolName(nft.Number(e.Key)), "in served"
 	case "hairpin":
 		a, _ := netip.AddrFromSlice(e.Key[:min(len(e.Key), int(t.Family.Address.Words()*4))])
 		return fmt.Sprintf("backend %s that reaches itself", a), "in " + s.Name

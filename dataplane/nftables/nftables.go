@@ -111,7 +111,7 @@ func (p *Plane) newTables(tx *nft.Transaction) []*table {
 	var tables []*table
 	for _, f := range nft.Families {
 		t := newTable(f, p.config.Mark, tx)
-		t.counts(p.config.CountBackends)
+		t.counts(p.config.Counters)
 		t.localnetIsOn, t.localnetWasOff = p.localnet.On(), p.config.LocalnetWasOff
 		tables = append(tables, t)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
@@ -66,7 +67,7 @@ func (t *table) setPool(id model.PoolID, want model.Pool) error {
 	for i, backend := range p.slots {
 		t.setSlot(p, i, at(before, i), backend)
 	}
-	t.setHairpin(p, want)
+	t.setShared(p, want)
 	if err := t.setMemory(p, want.Affinity); err != nil {
 		return err
 	}
@@ -194,8 +195,8 @@ func (t *table) dropHandles(p *pool) {
 	}
 }
 
-// setHairpin keeps an element for each backend of this node.
-func (t *table) setHairpin(p *pool, want model.Pool) {
+// setShared keeps the counter of a pool, and an element for each backend of this node.
+func (t *table) setShared(p *pool, want model.Pool) {
 	var pairs []nft.Entry
 	for _, b := range want.Backends {
 		if b.Local && b.Weight > 0 {
@@ -204,6 +205,9 @@ func (t *table) setHairpin(p *pool, want model.Pool) {
 		}
 	}
 	pairs = slices.Compact(pairs) // backends are sorted: those of one address are neighbours
+	if t.detail == dataplane.PerPool {
+		pairs = append(pairs, nft.Entry{Set: served, Key: string(nft.Native(p.number))})
+	}
 	if len(pairs) > 0 || t.Owns(p) {
 		t.Own(p, pairs...)
 	}

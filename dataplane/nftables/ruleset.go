@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
@@ -23,6 +24,7 @@ const (
 	choosers
 	memories
 	hairpin
+	served
 )
 
 // sets are those of every table. For keys of 32 bits, and a size that is known, the kernel has a table that is faster
@@ -40,6 +42,7 @@ func sets(f nft.Family) []*nft.Set {
 		&nft.Set{Name: "choosers", Flags: unix.NFT_SET_MAP, Key: number, Jump: true, Maximum: 2 << sizeBits},
 		&nft.Set{Name: "memories", Flags: unix.NFT_SET_MAP, Key: number},
 		&nft.Set{Name: "hairpin", Key: []nft.Field{f.Address, f.Address}, Shared: true},
+		&nft.Set{Name: "served", Key: number},
 	)
 }
 
@@ -205,14 +208,24 @@ func (t *table) serve() []nft.Chain {
 	known := nft.NewRule("", t.translate([]any{load, nft.Find("backends", 0)})...)
 	return []nft.Chain{
 		{Name: chainKnown, Rules: []nft.Rule{known}},
-		{Name: chainServe, Rules: []nft.Rule{
-			nft.NewRule("class", load, nft.Bits(0, classMask, 0), nft.Follow("classes")),
-			nft.NewRule("choose", load, nft.Bits(0, sizeMask, 0), nft.Follow("choosers")),
-			nft.NewRule("affinity", load, nft.Bits(0, affinityMask, 0), nft.Follow("memories")),
-			known,
-			nft.NewRule("the chosen backend is gone", nft.Drop()),
-		}},
+		{Name: chainServe, Rules: slices.Concat(
+			[]nft.Rule{nft.NewRule("class", load, nft.Bits(0, classMask, 0), nft.Follow("classes"))},
+			t.countPool(load),
+			[]nft.Rule{
+				nft.NewRule("choose", load, nft.Bits(0, sizeMask, 0), nft.Follow("choosers")),
+				nft.NewRule("affinity", load, nft.Bits(0, affinityMask, 0), nft.Follow("memories")),
+				known,
+				nft.NewRule("the chosen backend is gone", nft.Drop()),
+			})},
 	}
+}
+
+// countPool finds the counter of the packet's pool.
+func (t *table) countPool(load any) []nft.Rule {
+	if t.detail != dataplane.PerPool {
+		return nil
+	}
+	return []nft.Rule{nft.NewRule("count", load, nft.Bits(0, poolMask, 0), nft.In(t.Sets[served].Name))}
 }
 
 // translate sends the connection to the backend that exprs put at word 0.

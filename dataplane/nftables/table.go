@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
@@ -18,6 +19,7 @@ const tableName = "fairlead"
 // change the kernel to a transaction and assume that they will be done.
 type table struct {
 	nft.Table
+	detail         dataplane.Detail
 	internals      int  // frontends of scope Internal
 	localnet       bool // some frontend is on 127.0.0.0/8
 	localnetIsOn   bool

@@ -15,7 +15,7 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// The pools' sessions outlive the process in the set clients, for the next one or another plane. Audit writes there new
+// The pools' sessions outlive the process in the set clients, for the next one or another plane. Save writes there new
 // clients and those that are remembered for a good deal longer. Close writes all.
 //
 //	answered ─► clients of the pool ── Unsaved ─► save ─► set clients ── eachSaved ─► takeOver, Sessions

@@ -52,7 +52,7 @@ func TestBound_files(t *testing.T) {
 	var open []*net.TCPConn
 	for n.greets(&open) {
 	}
-	n.counts("refused 10.96.0.10:80/tcp reject 1\n", " full 1\n", "dials failed 0 retried 0 unanswered 0\n")
+	n.counts("refused 10.96.0.10:80/tcp reject 1 table-full\n", " full 1\n", "dials failed 0 retried 0 unanswered 0\n")
 	rest := allFiles(t)
 	if err := n.connectTo(client); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("without any file: %v", err)
@@ -60,7 +60,7 @@ func TestBound_files(t *testing.T) {
 	for _, f := range rest {
 		f.Close()
 	}
-	n.counts("refused 10.96.0.10:80/tcp reject 1\n", " full 2\n")
+	n.counts("refused 10.96.0.10:80/tcp reject 1 table-full\n", " full 2\n")
 	for _, c := range open {
 		c.Close()
 	}

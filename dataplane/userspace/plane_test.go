@@ -923,7 +923,7 @@ func TestBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"refused 10.96.0.10:80/tcp reject 1\n", "served default/web cluster 10.244.1.11:8080 connections 1\n",
+		"refused 10.96.0.10:80/tcp reject 1 table-full\n", "served default/web cluster 10.244.1.11:8080 connections 1\n",
 		"table connections capacity 1 used 1 full 1\n", "dials failed 0 retried 0 unanswered 0\n",
 	} {
 		if !strings.Contains(counters.String(), want) {
@@ -1030,6 +1030,46 @@ func TestAffinity_remembered(t *testing.T) {
 		t.Fatal(err)
 	}
 	check()
+}
+
+// TestAffinity_learned has a plane learn a session before its first Sync. After that the kernel has it, so that the next
+// process finds it even if this one is killed.
+func TestAffinity_learned(t *testing.T) {
+	n := start(t, userspace.Options{})
+	rows := n.sync("tcp", "10.244.1.11:8080").String()
+	s, err := model.ParseState(strings.ReplaceAll(rows, "pool default/web cluster", "pool default/web cluster affinity 1h0m0s"))
+	if err == nil {
+		err = n.plane.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	driver := userspace.Driver(userspace.Options{}, legacyTables(), nil)
+	want := dataplane.Session{
+		Pool: model.PoolID{Service: "default/web"}, Client: netip.MustParseAddr("10.244.1.21"),
+		Backend: netip.MustParseAddrPort("10.244.1.11:8080"), Until: time.Now().Add(time.Hour),
+	}
+	n.at(testbed.Node, func() (err error) {
+		n.plane, err = driver.Open(dataplane.Config{})
+		return err
+	})
+	_, err = n.plane.Learn(t.Context(), s, func(yield func(dataplane.Session, error) bool) { yield(want, nil) })
+	if err = errors.Join(err, n.plane.Sync(t.Context(), s)); err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	n.at(testbed.Node, func() error {
+		for one, err := range driver.Sessions(t.Context(), dataplane.Config{}, s) {
+			if err != nil {
+				return err
+			}
+			found = found || one.Client == want.Client && one.Backend == want.Backend
+		}
+		return nil
+	})
+	if !found {
+		t.Error("the kernel has not got the session")
+	}
 }
 
 // kernel is all that a plane may have left on the node.

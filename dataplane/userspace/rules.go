@@ -248,9 +248,9 @@ func (t *table) admission(scope model.Scope) nft.Chain {
 	_, next := t.Family.DestinationKey()
 	return nft.Chain{Name: admit(scope), Rules: []nft.Rule{
 		nft.NewRule("allowed sources", in(limited,
-			t.Family.Load(t.Family.Source, next), nft.NotIn(t.Sets[nft.Sources+int(scope)].Name), nft.Drop())...),
-		nft.NewRule("", in(dropped, nft.Drop())...),
-		nft.NewRule("", in(refused, nft.GoTo(nft.ChainReject))...),
+			t.Family.Load(t.Family.Source, next), nft.NotIn(t.Sets[nft.Sources+int(scope)].Name), nft.Counter(), nft.Drop())...),
+		nft.NewRule("", in(dropped, nft.Counter(), nft.Drop())...),
+		nft.NewRule("", in(refused, nft.Counter(), nft.GoTo(nft.ChainReject))...),
 	}}
 }
 

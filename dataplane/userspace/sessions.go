@@ -45,6 +45,9 @@ func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.
 	}
 }
 
+// Save implements dataplane.Handover.
+func (p *Plane) Save(context.Context) { p.save(false) }
+
 // Learn implements dataplane.Handover.
 func (p *Plane) Learn(
 	_ context.Context, s *model.State, others iter.Seq2[dataplane.Session, error],

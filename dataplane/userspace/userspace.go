@@ -34,6 +34,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/namespace"
+	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
@@ -349,6 +350,9 @@ func (p *Plane) perform(todo *planned) error {
 		p.proxy.Rows.Lose()
 	}
 	p.settle(todo.tables)
+	if p.phase == serving {
+		p.save(false) // whom the plane before has told: the process may be killed before the next Save
+	}
 	if err = errors.Join(todo.partial, err); err == nil {
 		p.clean = todo.foreign
 	}
@@ -580,7 +584,6 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 		return r, p.auditListeners(s)
 	}
 	p.tend()
-	p.save(false)
 	var drifts []dataplane.Drift
 	for i, family := range families() {
 		if p.why[i] != nil {
@@ -739,9 +742,52 @@ func (p *Plane) Close() error {
 }
 
 // Counters implements dataplane.Observed.
-func (p *Plane) Counters(context.Context) (c dataplane.Counters, err error) {
+func (p *Plane) Counters(ctx context.Context) (c dataplane.Counters, err error) {
 	if p.proxy != nil {
 		c = p.proxy.Counters()
 	}
+	if p.led != nil {
+		behind, err := p.over.Counters(ctx)
+		c.Refused = append(c.Refused, behind.Refused...)
+		return c, err
+	}
+	for _, t := range p.tables {
+		if c.Refused, err = t.appendRefused(c.Refused, p.ruleset.Socket); err != nil {
+			return c, fmt.Errorf("userspace: %w", err)
+		}
+	}
 	return c, nil
+}
+
+// appendRefused appends what rules have refused, for all rows of a kind.
+func (t *table) appendRefused(all []dataplane.Refused, c *nfnetlink.Socket) (_ []dataplane.Refused, err error) {
+	for _, scope := range []model.Scope{model.Any, model.Internal} {
+		all, err = t.AppendRefused(all, c, admit(scope),
+			dataplane.Refused{Verdict: model.Drop, Reason: dataplane.SourceNotAllowed},
+			dataplane.Refused{Verdict: model.Drop, Reason: dataplane.NoLocalEndpoints},
+			dataplane.Refused{Verdict: model.Reject, Reason: dataplane.NoEndpoints})
+		if err != nil {
+			return all, err
+		}
+	}
+	return t.AppendGuarded(all, c, chainRest)
+}
+
+// Outcomes implements dataplane.Observed.
+func (p *Plane) Outcomes(_ context.Context, answered bool, f func(model.Outcome)) error {
+	if p.proxy != nil {
+		p.proxy.Outcomes(answered, f)
+	}
+	return nil
+}
+
+// ResetOrphans implements dataplane.Observed.
+func (p *Plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (n int, err error) {
+	if p.over != nil {
+		n, err = p.over.ResetOrphans(ctx, gone)
+	}
+	if p.proxy != nil {
+		n += p.proxy.ResetOrphans(gone)
+	}
+	return n, err
 }

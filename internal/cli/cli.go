@@ -1,5 +1,4 @@
-// Package cli is what the command lines of Fairlead's programs have in common: exit statuses, signals, flags, and
-// questions to the running agent.
+// Package cli is what the command lines of Fairlead's programs have in common: exit statuses, signals, and output.
 //
 //	main ─► Execute(command) ─► RunE returns an error ─► Failed: 1, Misused: 2, ExitError: its own ─► exit status
 //
@@ -14,13 +13,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
-	"fairlead.dev/fairlead/config"
-	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/version"
 )
 
@@ -38,7 +36,15 @@ func Execute(program string, c *cobra.Command) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 	c.SilenceErrors, c.SilenceUsage = true, true
-	return Report(program, c.ExecuteContext(ctx))
+	ran, err := c.ExecuteContextC(ctx)
+	status := Report(program, err)
+	if _, own := errors.AsType[ExitError](err); err != nil && !own { // cobra's, about usage
+		if !ran.HasSubCommands() {
+			fmt.Fprintf(os.Stderr, "usage: %s\n", ran.UseLine())
+		}
+		fmt.Fprintf(os.Stderr, "\"%s --help\" says more\n", ran.CommandPath())
+	}
+	return status
 }
 
 // Report prints the error of a command, unless that is printed already, and returns the exit status that it asks for.
@@ -108,25 +114,14 @@ func Misused(err error) error {
 
 // ConfigError makes an error of the daemon one of usage, if it is about the configuration, and else a failure.
 func ConfigError(err error) error {
-	var misuse daemon.ConfigError
+	var misuse interface {
+		error
+		Misused() // as daemon.ConfigError has it
+	}
 	if errors.As(err, &misuse) {
 		return Misused(err)
 	}
 	return Failed(err)
-}
-
-// NewFlags are the flags of fairlead run.
-func NewFlags() *config.Flags { return config.NewFlags(daemon.Planes()...) }
-
-// Lookup is one of these flags; nil: there is none of that name.
-func Lookup(flags *config.Flags, name string) *pflag.Flag {
-	sets := flags.Sets()
-	for _, set := range sets.FlagSets {
-		if f := set.Lookup(name); f != nil {
-			return f
-		}
-	}
-	return nil
 }
 
 // PrintJSON writes v to the standard output, indented.
@@ -134,4 +129,22 @@ func PrintJSON(v any) error {
 	e := json.NewEncoder(os.Stdout)
 	e.SetIndent("", "  ")
 	return Failed(e.Encode(v))
+}
+
+// Print writes v as text, which has its own line end, or as JSON if that is the output.
+func Print(output string, v fmt.Stringer) error {
+	if output == "json" {
+		return PrintJSON(v)
+	}
+	fmt.Print(v)
+	return nil
+}
+
+// PrintTable writes rows of cells in columns.
+func PrintTable(rows [][]string) error {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
+	return Failed(w.Flush())
 }

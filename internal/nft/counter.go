@@ -27,8 +27,8 @@ func Counter() any { return &expr.Counter{} }
 // counterName is that of the expression.
 const counterName = "counter"
 
-// decodeCount finds the first counter in a list of expressions.
-func decodeCount(expressions []byte) (n Count, ok bool) {
+// CountIn finds the first counter in a list of expressions.
+func CountIn(expressions []byte) (n Count, ok bool) {
 	nfnetlink.Attributes(expressions, func(_ uint16, e []byte) {
 		if more, is := countOf(e); is && !ok {
 			n, ok = more, true
@@ -60,7 +60,7 @@ func (t *Table) RuleCounts(c *nfnetlink.Socket, chain string) (all []Count, err 
 		if nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN) != chain {
 			return
 		}
-		if n, ok := decodeCount(nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)); ok {
+		if n, ok := CountIn(nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)); ok {
 			all = append(all, n)
 		}
 	})
@@ -94,25 +94,26 @@ func (t *Table) recount(set int, all []Element) {
 func (t *Table) AppendNotAllowed(
 	all []dataplane.Refused, c *nfnetlink.Socket, chain string,
 ) ([]dataplane.Refused, error) {
-	counts, err := t.RuleCounts(c, chain)
-	if len(counts) > 0 && counts[0].Packets > 0 {
-		all = append(all, dataplane.Refused{
-			Verdict: model.Drop, Reason: dataplane.SourceNotAllowed, Connections: counts[0].Packets,
-		})
-	}
-	return all, err
+	return t.AppendRefused(all, c, chain, dataplane.Refused{Verdict: model.Drop, Reason: dataplane.SourceNotAllowed})
 }
 
-// AppendGuarded appends what guards have refused.
-func (t *Table) AppendGuarded(all []dataplane.Refused, c *nfnetlink.Socket) ([]dataplane.Refused, error) {
-	// The rules of Guards, in their order, and one for other addresses behind them.
-	verdicts := [...]model.Verdict{model.Drop, model.Reject, model.Drop, model.Reject, model.Reject}
-	counts, err := t.RuleCounts(c, ChainServices)
-	for i, n := range counts {
-		if n.Packets > 0 && i < len(verdicts) {
-			all = append(all, dataplane.Refused{
-				Verdict: verdicts[i], Reason: dataplane.NoServicePort, Connections: n.Packets,
-			})
+// AppendGuarded appends what the rules of Guards have refused, and one for other addresses behind them.
+func (t *Table) AppendGuarded(
+	all []dataplane.Refused, c *nfnetlink.Socket, chain string,
+) ([]dataplane.Refused, error) {
+	dropped := dataplane.Refused{Verdict: model.Drop, Reason: dataplane.NoServicePort}
+	rejected := dataplane.Refused{Verdict: model.Reject, Reason: dataplane.NoServicePort}
+	return t.AppendRefused(all, c, chain, dropped, rejected, dropped, rejected, rejected)
+}
+
+// AppendRefused appends what the rules of a chain that have a counter have refused, of which each has a meaning.
+func (t *Table) AppendRefused(
+	all []dataplane.Refused, c *nfnetlink.Socket, chain string, meanings ...dataplane.Refused,
+) ([]dataplane.Refused, error) {
+	counts, err := t.RuleCounts(c, chain)
+	for i, n := range counts[:min(len(counts), len(meanings))] {
+		if meanings[i].Connections = n.Packets; n.Packets > 0 {
+			all = append(all, meanings[i])
 		}
 	}
 	return all, err

@@ -133,7 +133,7 @@ func decodeElement(b []byte) (e Element) {
 		case unix.NFTA_SET_ELEM_EXPR:
 			e.Count, e.Counts = countOf(data)
 		case elementExpressions:
-			e.Count, e.Counts = decodeCount(data)
+			e.Count, e.Counts = CountIn(data)
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.End = len(data) == 4 && binary.BigEndian.Uint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		}

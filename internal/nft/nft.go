@@ -27,6 +27,7 @@ const (
 	ChainUserData = 12 // NFTA_CHAIN_USERDATA
 
 	acceptPolicy = 1 // NF_ACCEPT
+	tableOwner   = 2 // NFT_TABLE_F_OWNER
 )
 
 // A Field is one part of a set's key or of a map's data: the id of nft's data type (nftables, include/datatype.h),
@@ -95,10 +96,10 @@ type Set struct {
 // logarithm of their number. Concatenations of ranges (net/netfilter/nft_set_pipapo.c) cost each one in proportion.
 func (s *Set) Interval() bool { return s.Flags&unix.NFT_SET_INTERVAL != 0 }
 
-// kind tells nft how to print keys. Ranges of several fields it prints as large numbers; taken for a concatenation,
-// they make nft 1.0 crash.
+// kind tells nft how to print keys. It prints ranges of several fields, and more fields than a kind has room for, as
+// large numbers; taken for a concatenation, they make nft 1.0 crash.
 func (s *Set) kind() uint32 {
-	if s.Interval() && len(s.Key) > 1 {
+	if s.Interval() && len(s.Key) > 1 || len(s.Key) > 32/typeBits {
 		return integer
 	}
 	return kind(s.Key)

@@ -16,6 +16,8 @@ type Table struct {
 	Mark          uint32   // the packets' bit that has their source replaced
 	PodInterfaces []string // whose packets are of pods
 	Sets          []*Set
+	// Owned has the kernel delete the table with the socket that has made it (Linux 5.12), however the process ends.
+	Owned bool
 	// Form, if not nil, is the form of a set that is not one of Sets, by its name; nil: there is none of the name.
 	Form func(name string) *Set
 	// Serve names the chain to which a destination leads that is found; empty: that of its class.
@@ -44,6 +46,9 @@ func (t *Table) String() string { return "table " + t.Family.Name + " " + t.Name
 func (t *Table) Structure(chains []Chain) error {
 	if !t.Exists {
 		t.Object(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, 0, "")
+		if t.Owned {
+			t.Tx.Uint32(unix.NFTA_TABLE_FLAGS, tableOwner)
+		}
 		t.Tx.End()
 		t.Exists, t.made = true, true
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -20,16 +21,22 @@ import (
 // Flow is what matters of one. Addresses and ports are those of its two tuples: what its client sends has From and To,
 // what comes back Answers and Back. They differ where a source or a destination is translated.
 type Flow struct {
-	Protocol      model.Protocol
-	From, To      netip.AddrPort
-	Answers, Back netip.AddrPort
-	Mark          uint32
-	Status        Status
-	TCP           uint8 // its state, TCP_CONNTRACK_*
+	Protocol       model.Protocol
+	From, To       netip.AddrPort
+	Answers, Back  netip.AddrPort
+	Mark           uint32
+	Status         Status
+	TCP            uint8         // its state, TCP_CONNTRACK_*
+	Unheard        bool          // a connection is open, and what its client has sent is not acknowledged
+	Left           time.Duration // until it is forgotten, if no packet comes
+	Sent, Received Traffic       // what its client has, if the sysctl nf_conntrack_acct was 1 when the flow began
 
 	v6    bool
 	attrs []byte
 }
+
+// Traffic is packets, and their bytes from the IP header on.
+type Traffic struct{ Packets, Bytes uint64 }
 
 // Attempt reports whether a client of TCP has sent the first packet, and no other packet followed.
 func (f *Flow) Attempt() bool { return f.TCP == nl.TCP_CONNTRACK_SYN_SENT }
@@ -52,6 +59,7 @@ type Status uint32
 const (
 	Answered Status = 1 << 1 // IPS_SEEN_REPLY
 	NewFrom  Status = 1 << 4 // IPS_SRC_NAT: who answers does not see the client
+	NewTo    Status = 1 << 5 // IPS_DST_NAT: who answers is another one than was asked
 )
 
 // Filter says which flows are listed. Fields that are 0 match all flows.
@@ -106,15 +114,27 @@ func List(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (flow
 	if f.HasAddress() && f.V6() != v6 {
 		return nil, nil
 	}
-	r := nfnetlink.Request{Kind: getFlows, Family: family(v6), Filter: f.encode(), Reset: func() { flows = nil }}
-	r.Each = func(attrs []byte) {
-		flow := Flow{v6: v6}
-		if flow.decode(attrs); f.has(&flow) && wanted(&flow) {
-			flow.attrs = slices.Clone(attrs)
-			flows = append(flows, flow)
+	return flows, f.Each(c, v6, func() { flows = nil }, func(flow *Flow) {
+		if wanted(flow) {
+			kept := *flow
+			kept.attrs = slices.Clone(flow.attrs)
+			flows = append(flows, kept)
 		}
-	}
-	return flows, c.Dump(r)
+	})
+}
+
+// Each calls each with the flows of an address family that pass a filter, which it may not keep; after reset, from the
+// start.
+func (f Filter) Each(c *nfnetlink.Socket, v6 bool, reset func(), each func(*Flow)) error {
+	return c.Dump(nfnetlink.Request{
+		Kind: getFlows, Family: family(v6), Filter: f.encode(), Reset: reset,
+		Each: func(attrs []byte) {
+			flow := Flow{v6: v6, attrs: attrs}
+			if flow.decode(attrs); f.has(&flow) {
+				each(&flow)
+			}
+		},
+	})
 }
 
 func (f Filter) has(flow *Flow) bool {
@@ -227,11 +247,20 @@ func (f *Flow) decode(attrs []byte) {
 			f.Status = Status(number(data))
 		case nl.CTA_MARK:
 			f.Mark = number(data)
+		case nl.CTA_TIMEOUT:
+			f.Left = time.Duration(number(data)) * time.Second
+		case nl.CTA_COUNTERS_ORIG:
+			f.Sent = decodeTraffic(data)
+		case nl.CTA_COUNTERS_REPLY:
+			f.Received = decodeTraffic(data)
 		case nl.CTA_PROTOINFO:
 			tcp := nfnetlink.Attribute(data, nl.CTA_PROTOINFO_TCP)
 			if state := nfnetlink.Attribute(tcp, nl.CTA_PROTOINFO_TCP_STATE); len(state) == 1 {
 				f.TCP = state[0]
 			}
+			const unacknowledged = 0x10 // IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED
+			flags := nfnetlink.Attribute(tcp, nl.CTA_PROTOINFO_TCP_FLAGS_ORIGINAL)
+			f.Unheard = f.TCP == nl.TCP_CONNTRACK_ESTABLISHED && len(flags) > 0 && flags[0]&unacknowledged != 0
 		}
 	})
 }
@@ -294,6 +323,21 @@ func decodeTuple(tuple []byte) (src, dst netip.AddrPort, protocol model.Protocol
 		}
 	})
 	return netip.AddrPortFrom(from, fromPort), netip.AddrPortFrom(to, toPort), protocol
+}
+
+func decodeTraffic(counters []byte) (t Traffic) {
+	nfnetlink.Attributes(counters, func(kind uint16, data []byte) {
+		if len(data) != 8 {
+			return
+		}
+		switch n := binary.BigEndian.Uint64(data); kind {
+		case nl.CTA_COUNTERS_PACKETS:
+			t.Packets = n
+		case nl.CTA_COUNTERS_BYTES:
+			t.Bytes = n
+		}
+	})
+	return t
 }
 
 func number(data []byte) uint32 {

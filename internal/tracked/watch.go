@@ -16,27 +16,35 @@ const (
 	watchBuffer   = 1 << 20
 	datagramSize  = 64 << 10 // more than the kernel puts into one
 	headerSize    = 4        // of struct nfgenmsg
-	newFlow       = unix.NFNL_SUBSYS_CTNETLINK << 8
 )
 
-// ErrMissed says that flows began faster than they were read.
-var ErrMissed = errors.New("flows began faster than they were read")
+// Event is what a Watch hears of.
+type Event uint
 
-// Watch hears of flows that begin, in the network namespace of the thread that made it.
+// The events of flows.
+const (
+	Begun Event = unix.NFNLGRP_CONNTRACK_NEW
+	Ended Event = unix.NFNLGRP_CONNTRACK_DESTROY
+)
+
+// ErrMissed says that events came faster than they were read.
+var ErrMissed = errors.New("events of flows came faster than they were read")
+
+// Watch hears of flows, in the network namespace of the thread that made it.
 type Watch struct {
 	socket   *os.File
 	datagram []byte
 }
 
 // NewWatch begins to listen.
-func NewWatch() (*Watch, error) {
+func NewWatch(to Event) (*Watch, error) {
 	switch text, err := os.ReadFile(eventsSetting); {
 	case err != nil:
 		return nil, fmt.Errorf("connection tracking tells no events: %w", err)
 	case strings.TrimSpace(string(text)) == "0":
 		return nil, errors.New("connection tracking tells no events, as the sysctl net.netfilter.nf_conntrack_events is 0")
 	}
-	s, err := nfnetlink.Subscribe(unix.NETLINK_NETFILTER, watchBuffer, unix.NFNLGRP_CONNTRACK_NEW)
+	s, err := nfnetlink.Subscribe(unix.NETLINK_NETFILTER, watchBuffer, uint(to))
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to flows: %w", err)
 	}
@@ -53,7 +61,7 @@ func (w *Watch) Next(f func(*Flow)) error {
 		return err
 	}
 	for m := range nfnetlink.Messages(w.datagram[:n]) {
-		if m.Header.Type == newFlow && len(m.Data) >= headerSize {
+		if m.Header.Type>>8 == unix.NFNL_SUBSYS_CTNETLINK && len(m.Data) >= headerSize {
 			var flow Flow
 			flow.decode(m.Data[headerSize:])
 			f(&flow)

@@ -217,16 +217,35 @@ func (t *Table) move(fresh map[*Chain]*Chain, inPlace bool) (moved bool) {
 	return moved
 }
 
-// keep notes which entries a chain of others had before, if f takes its place.
+// keep notes which entries a chain had before, if f takes its place.
 func (t *Table) keep(s, f *Chain) {
 	switch {
-	case s.Own:
-	case f != s:
-		t.kept = append(t.kept, f.kept...)
-	default:
+	case f == s:
 		for i := range s.entries {
 			t.kept = append(t.kept, s.first+i)
 		}
+	case s.Own:
+		t.keepDeeds(s, f)
+	default:
+		t.kept = append(t.kept, f.kept...)
+	}
+}
+
+// keepDeeds does that for a chain of the caller. A rule has counted for the one that does the same in its place, even
+// if that has another chance to be met.
+func (t *Table) keepDeeds(s, f *Chain) {
+	had, number := map[uint64][]int{}, s.first
+	for e := range t.Entries(s) {
+		deed := t.deed(e.Bytes, e.To)
+		had[deed] = append(had[deed], number)
+		number++
+	}
+	for e := range t.Entries(f) {
+		from, deed := added, t.deed(e.Bytes, e.To)
+		if old := had[deed]; len(old) > 0 {
+			from, had[deed] = old[0], old[1:]
+		}
+		t.kept = append(t.kept, from)
 	}
 }
 

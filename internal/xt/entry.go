@@ -91,6 +91,12 @@ func (l Layout) Unconditional(entry []byte) bool {
 	return l.target(entry) == l.size
 }
 
+// Counted is how many packets have met an entry, as the kernel lists it.
+func (l Layout) Counted(entry []byte) uint64 {
+	const packetsAndBytes = 16
+	return binary.NativeEndian.Uint64(entry[l.size-packetsAndBytes:])
+}
+
 // said is what an entry says, without what the kernel writes into it.
 func (l Layout) said(entry []byte) [3][]byte {
 	return [3][]byte{entry[:l.condition], entry[l.offsets : l.offsets+4], entry[l.size:]}
@@ -98,12 +104,21 @@ func (l Layout) said(entry []byte) [3][]byte {
 
 // Hash is a number for what an entry says. Of a jump to a chain it has the name instead of the offset.
 func (l Layout) Hash(entry []byte, to string) uint64 {
-	h := fnv.New64a()
 	said := l.said(entry)
+	return hash(said[0], said[1], said[2], to)
+}
+
+// deed is a number for what an entry does with packets from somewhere to somewhere, whatever its matches.
+func (l Layout) deed(entry []byte, to string) uint64 {
+	return hash(entry[:l.condition], nil, entry[l.target(entry):], to)
+}
+
+func hash(condition, offsets, rest []byte, to string) uint64 {
+	h := fnv.New64a()
 	if to != "" {
-		said[2] = entry[l.size : len(entry)-8]
+		rest = rest[:len(rest)-8]
 	}
-	for _, part := range said {
+	for _, part := range [][]byte{condition, offsets, rest} {
 		_, _ = h.Write(part)
 	}
 	_, _ = h.Write([]byte(to))

@@ -247,7 +247,7 @@ func (s Socket) AddCounters(t *Table, counters []byte) error {
 		}
 	}
 	if err := s.set(setAddCounters, message); err != nil {
-		return fmt.Errorf("put the counters of its other rules back: %w", err)
+		return fmt.Errorf("put the counters of its rules back: %w", err)
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ type Table struct {
 	raw      []byte
 	byName   map[string]*Chain
 	replaces uint32 // how many entries the table in the kernel has
-	kept     []int  // for entries of others, in their order: their numbers in the table in the kernel, or added
+	kept     []int  // for entries, in their order: their numbers in the table in the kernel, or added
 }
 
 // added stands for the number of an entry that the table in the kernel does not have.

@@ -462,8 +462,11 @@ var attacks = []attack{
 		does:  "resets at hidden ports",
 		stops: "ends compare sequence numbers",
 		act: func(s *stage) {
-			s.toHidden(forged{flags: rst, seq: 12345})
 			s.toHidden(forged{flags: fin | ack, seq: 12345, ack: 54321})
+			s.toHidden(forged{flags: rst, seq: 12345})
+			if s.on == ipvs {
+				time.Sleep(11 * time.Second) //nolint:forbidigo // IPVS forgets in ten what a reset has ended, unseen
+			}
 		},
 	},
 	{
@@ -507,6 +510,26 @@ var attacks = []attack{
 				return forged{protocol: model.UDP, src: from, dst: to, payload: []byte("?\n")}
 			})
 		},
+	},
+
+	// Ejection of backends that are healthy. An ejection would last until it is looked for.
+	{
+		name: "feigned-silence", who: aPod,
+		does:  "clients that drop all answers, false SYNs and ACKs",
+		stops: "answers to others count",
+		flags: ejecting, act: (*stage).feignSilence, look: noneEjected,
+	},
+	{
+		name: "feigned-refusal", who: aPod,
+		does:  "resets and ICMP errors of its own",
+		stops: "only the backend's side counts",
+		flags: ejecting, act: (*stage).feignRefusal, look: noneEjected,
+	},
+	{
+		name: "failing-endpoint", who: aTenant,
+		does:  "another's backends as its own, which fail",
+		stops: "each Service judges for itself",
+		flags: ejecting, act: (*stage).failElsewhere, look: noneEjected,
 	},
 
 	// Connections.

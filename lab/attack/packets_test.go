@@ -93,11 +93,17 @@ func checksum(b []byte, n uint32) uint16 {
 // ten times as long, gets each tenth.
 func (s *stage) forge(many int, packet func(n int) forged) {
 	s.Helper()
+	s.forgeAt(testbed.Outside, many, packet)
+}
+
+// forgeAt sends them from a place.
+func (s *stage) forgeAt(from testbed.Place, many int, packet func(n int) forged) {
+	s.Helper()
 	step := 1
 	if inTestKernel() {
 		step = 10
 	}
-	err := s.bed.Do(testbed.Outside, func() error {
+	err := s.bed.Do(from, func() error {
 		raw := map[bool]int{}
 		for v6, family := range map[bool]int{false: unix.AF_INET, true: unix.AF_INET6} {
 			fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)

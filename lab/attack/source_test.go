@@ -170,7 +170,7 @@ func (a *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.note(r.Body)
 		a.Catalog.ServeHTTP(w, r)
 	case strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadataList"):
-		partial(w, `{"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "items": [{"metadata": {"name": "node"}}]}`)
+		partial(w, `{"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "items": [{"metadata": {"name": "node", "uid": "4711"}}]}`)
 	case strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata"): // that an Event regards
 		partial(w, fmt.Sprintf(`{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": %q}}`, path[len(path)-1]))
 	default:

@@ -86,8 +86,12 @@ const absolute = `^(/|[A-Za-z]:[/\\])`
 func fairleadLimits() map[string]limit {
 	elements := within(0, 1<<24)
 	return map[string]limit{
-		"manifests":       {of: &limit{pattern: absolute, meaning: "must be an absolute path"}},
-		"controlSocket":   {pattern: `^$|` + absolute, meaning: "must be an absolute path, or empty"},
+		"manifests":         {of: &limit{pattern: absolute, meaning: "must be an absolute path"}},
+		"controlSocket":     {pattern: `^$|` + absolute, meaning: "must be an absolute path, or empty"},
+		"counters":          words(config.CountNothing, config.CountServices, config.CountBackends),
+		"backendHealth":     words(config.BackendHealthOff, config.BackendHealthObserve, config.BackendHealthEject),
+		"ejection.failures": within(1, 100), "ejection.floorPercent": within(1, 100),
+
 		"takeOver":        words(config.TakeOverRemove, config.TakeOverKeep),
 		"iptablesBackend": words(config.IPTablesAsSystem, config.IPTablesLegacy, config.IPTablesNFTables),
 		"ipvsAddressMode": words(config.IPVSAddressesByCIDR, config.IPVSAddressesByRoute, config.IPVSAddressesOnDummy),

@@ -103,6 +103,9 @@ func (g generator) service(name string) object {
 	}
 	g.addresses(&s.Spec, &s.Status)
 	g.policies(&s.Spec)
+	if g.chance(30) && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+		metav1.SetMetaDataAnnotation(&s.ObjectMeta, "fairlead.dev/external-failover-policy", "Passthrough")
+	}
 	ports := []corev1.ServicePort{
 		{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP},
 		{Name: "admin", Port: 9000, Protocol: corev1.ProtocolTCP},

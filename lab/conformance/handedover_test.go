@@ -170,7 +170,7 @@ func testHandedOver(t *testing.T, bed conformance.Network, tour []successor) {
 	s.keep("with "+tour[0].name, want)
 
 	silent := dataplane.Session{
-		Pool: model.PoolID{Service: "default/tcp"}, Client: netip.MustParseAddr("198.18.0.1"),
+		Pool: model.PoolID{Service: "default/tcp"}, Client: netip.MustParseAddr("198.19.255.7"), // no other test gives it to a namespace
 		Backend: netip.MustParseAddrPort("10.244.2.13:8080"), Until: time.Now().Add(3*time.Hour - min(uptime(t), 10_000*time.Second)),
 	}
 	_, err := now.Learn(t.Context(), s.s, told([]dataplane.Session{silent}))

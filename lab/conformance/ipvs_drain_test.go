@@ -252,7 +252,8 @@ func (d *drain) releases() {
 // releasesMarks: a mark does not tell which addresses it is for.
 func (d *drain) releasesMarks() {
 	const (
-		kept  = "frontend 203.0.113.20:80/tcp internal forward default/old:http cluster snat never\n"
+		kept = "frontend 203.0.113.20:80/tcp internal forward default/old:http cluster snat never\n" +
+			"frontend 203.0.113.20:80/tcp any drop default/old:http\n"
 		other = "frontend 203.0.113.77:80/tcp any forward default/new:http cluster snat always\n"
 		pods  = "backend default/old:http cluster 10.244.1.11:8080\nbackend default/new:http cluster 10.244.1.12:8080\n"
 		old   = "backend default/old:http cluster 10.244.1.11:8080\n"

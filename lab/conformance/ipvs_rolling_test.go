@@ -204,14 +204,14 @@ func (r *rollout) connect(port int) (answer string, err error) {
 			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
 			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit),
 			unix.Bind(fd, from),
-			unix.Connect(fd, to),
+			uninterrupted(func() error { return unix.Connect(fd, to) }),
 		} {
 			if err != nil {
 				return err
 			}
 		}
 		line := make([]byte, 64)
-		n, err := unix.Read(fd, line)
+		n, err := readWhole(fd, line)
 		answer = strings.TrimSpace(string(line[:max(n, 0)]))
 		if err != nil || !r.fin {
 			return err
@@ -221,12 +221,28 @@ func (r *rollout) connect(port int) (answer string, err error) {
 	return answer, err
 }
 
+// uninterrupted repeats a call that a signal of the Go runtime interrupts. The kernel repeats none that has a time limit.
+func uninterrupted(call func() error) (err error) {
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = call()
+	}
+	return err
+}
+
+func readWhole(fd int, b []byte) (n int, err error) {
+	err = uninterrupted(func() (err error) {
+		n, err = unix.Read(fd, b)
+		return err
+	})
+	return n, err
+}
+
 // finish closes both directions: the server closes its own when it has seen the end of the client's.
 func finish(fd int) error {
 	if err := unix.Shutdown(fd, unix.SHUT_WR); err != nil {
 		return err
 	}
-	n, err := unix.Read(fd, make([]byte, 64))
+	n, err := readWhole(fd, make([]byte, 64))
 	if n > 0 {
 		return fmt.Errorf("%d more bytes instead of the end", n)
 	}

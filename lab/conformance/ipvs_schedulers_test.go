@@ -244,7 +244,9 @@ func (l *lab) newService(n int, scheduler string, addresses int, weights ...uint
 func (s *service) put(state *model.State) {
 	state.Pools[s.id] = s.pool
 	for _, a := range s.addresses {
-		key := model.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.TCP, Scope: s.scope}
+		key := model.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.TCP}
+		state.Frontends[key] = model.Frontend{Service: s.id.Service, Verdict: model.Drop} // replaced, unless scope is Internal
+		key.Scope = s.scope
 		state.Frontends[key] = model.Frontend{Service: s.id.Service, Verdict: model.Forward, Pool: s.id}
 	}
 }
@@ -252,7 +254,9 @@ func (s *service) put(state *model.State) {
 func (s *service) delete(state *model.State) {
 	delete(state.Pools, s.id)
 	for _, a := range s.addresses {
-		delete(state.Frontends, model.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.TCP, Scope: s.scope})
+		for _, scope := range []model.Scope{model.Any, s.scope} {
+			delete(state.Frontends, model.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.TCP, Scope: scope})
+		}
 	}
 }
 

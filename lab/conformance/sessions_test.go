@@ -193,8 +193,11 @@ func testSessions(t *testing.T, bed conformance.Network, open dataplane.New) {
 		t.Fatalf("took in %d: %v", n, err)
 	}
 	m.check("remembered", first, all)
+	first.Save(t.Context())
+	beside := m.plane(dataplane.Config{})
+	m.check("saved", beside, all)
 	_, err = first.Audit(t.Context(), m.s, dataplane.Quick)
-	must(t, errors.Join(err, first.Close()))
+	must(t, errors.Join(err, beside.Close(), first.Close()))
 
 	second := m.plane(dataplane.Config{})
 	t.Cleanup(func() { must(t, errors.Join(second.Remove(context.Background()), second.Close())) })

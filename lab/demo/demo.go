@@ -55,7 +55,7 @@ type Options struct {
 	Out   io.Writer
 	JSON  bool // print for machines what there is to tell, at the end
 	Keep  bool // let the cluster run until the context ends
-	// Strict runs nothing if anything in the manifests is wrong, or hardly meant.
+	// Strict runs nothing if anything in the manifests is wrong, or probably a mistake.
 	Strict bool
 }
 
@@ -85,7 +85,7 @@ type demo struct {
 	cluster  *cluster.Cluster
 	result   *cluster.Result
 	problems []cluster.Problem // of the manifests
-	warnings []service.Problem // what is hardly meant in them
+	warnings []service.Problem // probable mistakes in them
 	pod      *testbed.Pod      // client
 	proxy    *proxy
 	plane    string // that serves
@@ -178,7 +178,7 @@ func (d *demo) run(ctx context.Context, manifests []cluster.Manifest) error {
 	return nil
 }
 
-// check finds what is hardly meant in manifests. Those of the demo's own shop are meant.
+// check finds probable mistakes in manifests. The demo's own shop has what looks like some on purpose.
 func (d *demo) check(ctx context.Context, manifests []cluster.Manifest) error {
 	if len(d.Files) == 0 {
 		return nil

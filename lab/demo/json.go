@@ -25,7 +25,7 @@ func (d *demo) printJSON() error {
 		Faults   []string       `json:"faults"`   // those of ways, and of what came after them
 		Plane    string         `json:"plane"`    // that served
 		Problems []string       `json:"problems"` // of manifests
-		Warnings []string       `json:"warnings"` // what is hardly meant in them
+		Warnings []string       `json:"warnings"` // probable mistakes in them
 		Notes    []string       `json:"notes"`
 		Skipped  map[string]int `json:"skipped"` // objects by kind
 	}{

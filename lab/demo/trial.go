@@ -55,7 +55,7 @@ type trial struct {
 	node   netip.Addr // of the node
 	here   bool       // a ready endpoint is on the node
 	tries  int
-	warned bool // what its Service says is hardly meant
+	warned bool // what its Service says is probably a mistake
 
 	want     service.Explanation
 	backends map[string]service.Chance // the wanted ones, by pod

@@ -67,6 +67,7 @@ type world struct {
 	plane   *kubernetes.ControlPlane
 	bed     *testbed.Bed
 	relay   *kubernetes.Relay
+	kubelet *kubernetes.Kubelet
 	proxy   *kubernetes.Proxy
 	command []string
 	dir     string // of its kubeconfig
@@ -96,11 +97,10 @@ func newWorldIn(t *testing.T, mode string, o kubernetes.Options) *world {
 	}
 	w.kubectl("create", "clusterrolebinding", "kubeadm:node-proxier",
 		"--clusterrole=system:node-proxier", "--serviceaccount=kube-system:kube-proxy")
-	kubelet, err := w.plane.StartKubelet(t.Context(), w.bed)
-	if err != nil {
+	if w.kubelet, err = w.plane.StartKubelet(t.Context(), w.bed); err != nil {
 		t.Fatal(err)
 	}
-	w.cleanup(kubelet.Close)
+	w.cleanup(w.kubelet.Close)
 	w.command = w.proxyCommand(o.Parts, mode)
 	if mode == "ebpf" {
 		w.command = append(w.withBPFFS(), append(w.command, "--cgroup-root="+w.bed.Cgroup())...)

@@ -15,15 +15,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
-	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
+	"fairlead.dev/fairlead/lab/browser"
 	"fairlead.dev/fairlead/lab/lack"
 )
 
@@ -53,18 +51,6 @@ func tools(t *testing.T) string {
 	return dir
 }
 
-// chromium is the path of the browser.
-func chromium(t *testing.T) string {
-	t.Helper()
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path
-		}
-	}
-	lack.Skip(t, lack.Chromium, "neither Debian's package chromium nor another one is installed")
-	return ""
-}
-
 // build makes the site. The generator fails if a page links to a page or heading that is not there.
 func build(t *testing.T, tools string) string {
 	t.Helper()
@@ -88,7 +74,7 @@ type site struct {
 
 // TestSite visits each page of the site in a browser.
 func TestSite(t *testing.T) {
-	programs, browser := tools(t), chromium(t)
+	programs := tools(t)
 	out := build(t, programs)
 	checkers, err := filepath.Glob(filepath.Join(programs, "lib/*/site-packages/axe_playwright_python/axe.min.js"))
 	if err != nil || len(checkers) != 1 {
@@ -98,7 +84,7 @@ func TestSite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := site{start(t, browser), serve(t, out), string(axe) + `;const inFull = ["/index.html", "/choosing.html", "/troubleshooting.html"];`}
+	s := site{browser.Start(t), serve(t, out), string(axe) + `;const inFull = ["/index.html", "/choosing.html", "/troubleshooting.html"];`}
 	pages := pagesOf(t, out)
 	t.Run("pages", func(t *testing.T) { s.visit(t, pages) })
 	dark := site{s.browser, serve(t, out), s.axe} // of another origin, for which the browser has stored no light colours
@@ -112,24 +98,6 @@ func serve(t *testing.T, dir string) string {
 	server := httptest.NewServer(http.FileServer(http.Dir(dir)))
 	t.Cleanup(server.Close)
 	return server.URL
-}
-
-// start starts a browser that makes no requests by itself.
-func start(t *testing.T, path string) context.Context {
-	t.Helper()
-	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]),
-		chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.UserDataDir(t.TempDir()),
-		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-component-update", true))
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewExecAllocator(ctx, options...)
-	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewContext(ctx)
-	t.Cleanup(cancel)
-	if err := chromedp.Do(ctx); err != nil {
-		t.Fatal(err)
-	}
-	return ctx
 }
 
 // pagesOf are the paths of a site's pages, but for what a study wrote as a page of its own.
@@ -147,16 +115,6 @@ func pagesOf(t *testing.T, out string) (pages []string) {
 	return pages
 }
 
-type step = chromedp.Action[chromedp.Void]
-
-// command is one of the browser's protocol, as a step.
-func command[P, R any](c cdp.Command[P, R], params P) step {
-	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
-		_, err := cdp.Call(ctx, t, c, params)
-		return err
-	})
-}
-
 // tab is a tab of the browser. It collects what a page that works never does.
 type tab struct {
 	t    *testing.T
@@ -166,13 +124,13 @@ type tab struct {
 	said []string
 }
 
-func (s site) tab(t *testing.T, steps ...step) *tab {
+func (s site) tab(t *testing.T, steps ...browser.Step) *tab {
 	t.Helper()
 	b := &tab{t: t, site: s}
 	ctx, cancel := chromedp.NewContext(s.browser, chromedp.WithListener(b.hear))
 	t.Cleanup(cancel)
 	b.ctx = ctx
-	b.do(command(network.Enable, network.EnableParams{}))
+	b.do(browser.Command(network.Enable, network.EnableParams{}))
 	b.do(steps...)
 	return b
 }
@@ -188,12 +146,8 @@ func (b *tab) hear(event any) {
 		if e.Response.Status >= 400 {
 			said = fmt.Sprintf("%s: %d", e.Response.URL, e.Response.Status)
 		}
-	case *runtime.EventConsoleAPICalled:
-		said = fmt.Sprintf("console: %s", e.Type)
-	case *runtime.EventExceptionThrown:
-		said = "exception: " + e.ExceptionDetails.Text
-	case *log.EventEntryAdded:
-		said = "log: " + e.Entry.Text
+	default:
+		said = browser.Complaint(event)
 	}
 	if said != "" {
 		b.mu.Lock()
@@ -202,7 +156,7 @@ func (b *tab) hear(event any) {
 	}
 }
 
-func (b *tab) do(steps ...step) {
+func (b *tab) do(steps ...browser.Step) {
 	b.t.Helper()
 	if err := chromedp.Do(b.ctx, steps...); err != nil {
 		b.t.Fatal(err)
@@ -325,7 +279,7 @@ func (s site) fetched(t *testing.T, file string, visited bool) bool {
 
 // dark checks the colours of a page with tables, code and diagrams where the system prefers dark ones.
 func (s site) dark(t *testing.T) {
-	b := s.tab(t, chromedp.EmulateViewport(1400, 900), command(emulation.SetEmulatedMedia,
+	b := s.tab(t, chromedp.EmulateViewport(1400, 900), browser.Command(emulation.SetEmulatedMedia,
 		emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}}}))
 	for _, page := range []string{"choosing.html", "troubleshooting.html"} {
 		b.open(page)

@@ -106,15 +106,15 @@ func (h *host) ask(ctx context.Context, p Probe, deadline time.Time) (string, er
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
-	defer limit(ctx, f, deadline)()
-	if p.Protocol == model.UDP {
+	defer closeNow(f)
+	if p.Protocol == model.UDP { // sent whatever the time is: nothing makes it wait
 		// A datagram that a rule of its own node drops fails with EPERM: that is silence. If the
 		// rule refuses it, the refusal is what Read returns.
 		if _, err := f.Write([]byte("?\n")); err != nil && !errors.Is(err, unix.EPERM) {
 			return "", err
 		}
 	}
+	defer limit(ctx, f, deadline)()
 	line := make([]byte, 128)
 	n, err := f.Read(line)
 	return string(line[:n]), err

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -135,10 +136,18 @@ func (h *host) connect(ctx context.Context, p Probe) (*os.File, error) {
 		err = awaitConnection(ctx, f, time.Now().Add(p.Timeout))
 	}
 	if err != nil {
-		f.Close()
+		closeNow(f)
 		return nil, os.NewSyscallError("connect", err)
 	}
 	return f, nil
+}
+
+// closeNow ends a connection before it returns, so that its port can be used again. A child process has the file, too,
+// from its fork until its program begins.
+func closeNow(f *os.File) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	f.Close()
 }
 
 // prepare sets what must be set before connect.

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
+	"go.yaml.in/yaml/v3"
 	"sigs.k8s.io/json"
 
 	"fairlead.dev/fairlead/service"
@@ -109,10 +110,10 @@ type decoder struct {
 	objects  []object
 	problems []located
 
-	text   []byte // of the part
-	parsed *node  // the same; nil: nothing was asked about it
-	path   string // of the object at hand
-	truths bool   // a key in the part is read as a truth value
+	text   []byte     // of the part
+	parsed *yaml.Node // the same; nil: nothing was asked about it
+	path   string     // of the object at hand
+	truths bool       // a key in the part is read as a truth value
 }
 
 // located is a problem, and the line in its part of the file, counted from 1.
@@ -122,12 +123,18 @@ type located struct {
 }
 
 // root is the part's tree.
-func (d *decoder) root() *node {
+func (d *decoder) root() *yaml.Node {
 	if d.parsed == nil {
-		root := tree(d.text)
-		d.parsed = &root
+		d.parsed = tree(d.text)
 	}
 	return d.parsed
+}
+
+// truthWords finds those of the object at hand.
+func (d *decoder) truthWords(found func(field, word string, key bool)) {
+	if n, _, whole := find(d.root(), steps(d.path)); whole {
+		truthWords(n, "", found)
+	}
 }
 
 // document decodes what stands alone.
@@ -229,7 +236,8 @@ func (d *decoder) object(h header, text []byte) {
 	o.path, o.wrong = d.path, ""
 	for _, p := range problems {
 		p.Object = cmp.Or(p.Object, o.String())
-		d.problems = append(d.problems, located{p, d.root().line(steps(d.path + "." + p.Field))})
+		_, line, _ := find(d.root(), steps(d.path+"."+p.Field))
+		d.problems = append(d.problems, located{p, line})
 		o.wrong = p.Object
 	}
 	d.objects = append(d.objects, o)

@@ -2,11 +2,9 @@ package file
 
 import (
 	"bytes"
-	"cmp"
 	stdjson "encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -92,7 +90,7 @@ func fields(of reflect.Type, path []string) (names []string) {
 
 // truthKeys are problems of keys that are words such as on.
 func (d *decoder) truthKeys(o object) (all []service.Problem) {
-	d.root().at(steps(d.path)).truthWords("", func(field, word string, key bool) {
+	d.truthWords(func(field, word string, key bool) {
 		if key && len(all) < maxUnknown {
 			all = append(all, service.Problem{Object: o.String(), Field: field, Cause: service.Warning,
 				Reason: fmt.Sprintf("the key %s is read as a truth value; write %q with its quotes", word, word)})
@@ -109,7 +107,7 @@ func (d *decoder) misread(err error, text []byte, into any) service.Problem {
 		return p
 	}
 	if wrong.Value == "bool" {
-		d.root().at(steps(d.path)).truthWords("", func(field, word string, key bool) {
+		d.truthWords(func(field, word string, key bool) {
 			if !key && p.Field == "" {
 				p.Field = field
 				p.Reason = fmt.Sprintf("%s is read as a truth value, not as text; write %q with its quotes", word, word)
@@ -175,35 +173,6 @@ func join(path, step string) string {
 		return path + step
 	}
 	return path + "." + step
-}
-
-// truthWords finds the words that YAML takes for true and false though they look like text.
-func (n *node) truthWords(path string, found func(field, word string, key bool)) {
-	var text string
-	var entries map[placedKey]node
-	var elements []node
-	switch {
-	case n.decode == nil:
-	case n.decode(&text) == nil:
-		var is bool
-		var value any
-		if isTruthWord(text) && n.decode(&is) == nil && n.decode(&value) == nil && value == is {
-			found(path, text, false)
-		}
-	case n.decode(&entries) == nil:
-		keys := slices.SortedFunc(maps.Keys(entries), func(a, b placedKey) int { return cmp.Compare(a.line, b.line) })
-		for _, k := range keys {
-			v, at := entries[k], join(path, k.text)
-			if k.truth {
-				found(at, k.written, true)
-			}
-			v.truthWords(at, found)
-		}
-	case n.decode(&elements) == nil:
-		for i := range elements {
-			elements[i].truthWords(path+"["+strconv.Itoa(i)+"]", found)
-		}
-	}
 }
 
 func isTruthWord(text string) bool {

@@ -24,7 +24,7 @@ type place struct {
 // maxWarnings bounds what a dump of a cluster, whose Services may well have no pods, makes of the log.
 const maxWarnings = 100
 
-// warner finds what in Services is valid, but hardly meant.
+// warner finds what in Services is valid, but probably a mistake.
 type warner struct {
 	*view
 	become bool // pods become endpoints, as in a cluster
@@ -160,7 +160,8 @@ func (w *warner) locate(p *place, field string) string {
 	if _, err := in.ReadAt(text, p.start); err != nil {
 		return p.file.path
 	}
-	return fmt.Sprintf("%s:%d", p.file.path, w.lines.number(p.start)+tree(text).line(steps(p.path+"."+field))-1)
+	_, line, _ := find(tree(text), steps(p.path+"."+field))
+	return fmt.Sprintf("%s:%d", p.file.path, w.lines.number(p.start)+line-1)
 }
 
 // Manifest is a text that is not in a file of its own.
@@ -169,7 +170,7 @@ type Manifest struct {
 	Data []byte
 }
 
-// Check returns what is wrong with the objects of manifests, and what is hardly meant, where a cluster gives out
+// Check returns what is wrong with the objects of manifests, and what is probably a mistake, where a cluster gives out
 // addresses and makes endpoints of pods. Its error is that of ctx.
 func Check(ctx context.Context, manifests []Manifest) (problems []service.Problem, err error) {
 	s := newSource(Options{})

@@ -3,10 +3,11 @@ package file
 import (
 	"bytes"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
-	"go.yaml.in/yaml/v2"
+	"go.yaml.in/yaml/v3"
 )
 
 // lines counts the lines of a text. It is fast for offsets that grow.
@@ -33,44 +34,6 @@ func (l *lines) number(offset int64) int {
 	}
 }
 
-// The parser tells the line of a value only when the value does not fit. So each value is asked for as what it is not:
-//
-//	spec:               spec ─ map ─► entries, each key as a list: "line 1: cannot unmarshal …"
-//	  ports:            ports ─ map ─► …
-//	  - {nane: http}    0 ─ list ─► elements
-//	                    nane: line 3
-
-// lineOf is the line of a value, counted from 1 in what was parsed; 0: unknown.
-func lineOf(decode func(any) error) int {
-	var isNot bool
-	err := decode(&isNot)
-	if err == nil || !strings.Contains(err.Error(), "line ") {
-		err = decode(&[]struct{}{})
-	}
-	if err == nil {
-		return 0
-	}
-	message := err.Error()
-	n, _, _ := yamlLine(message[max(0, strings.Index(message, "line ")):])
-	return n
-}
-
-// placedKey is a key, how it is written, and its line.
-type placedKey struct {
-	mapKey
-	written string
-	line    int
-}
-
-// UnmarshalYAML implements yaml.Unmarshaler.
-func (k *placedKey) UnmarshalYAML(decode func(any) error) error {
-	k.line = lineOf(decode)
-	if err := decode(&k.written); err != nil {
-		return errKey
-	}
-	return k.mapKey.UnmarshalYAML(decode)
-}
-
 // steps are the names and numbers of a path such as spec.ports[0].name or metadata.annotations[a.b/c].
 func steps(path string) (all []string) {
 	for path != "" {
@@ -91,56 +54,84 @@ func steps(path string) (all []string) {
 	return all
 }
 
-// tree parses a document or an item of a List, which is a sequence of one. Text that does not parse is empty.
-func tree(text []byte) (root node) {
-	var item []node
-	if yaml.Unmarshal(text, &root) == nil && root.decode != nil && root.decode(&item) == nil && len(item) == 1 {
-		return item[0]
+// tree parses a document, or an item of a List, which is a sequence of one. Text that does not parse is empty.
+func tree(text []byte) *yaml.Node {
+	var root yaml.Node
+	if yaml.Unmarshal(text, &root) != nil || len(root.Content) == 0 {
+		return &yaml.Node{}
 	}
-	return root
-}
-
-// at is a value in another one; what is missing is empty.
-func (n *node) at(path []string) *node {
-	for _, step := range path {
-		next, _ := n.child(step)
-		n = &next
+	n := root.Content[0]
+	if n.Kind == yaml.SequenceNode && len(n.Content) == 1 {
+		return n.Content[0]
 	}
 	return n
 }
 
-// line is that, counted from 1, on which a field is, or what contains it where it is missing.
-func (n node) line(path []string) int {
-	line := 1
-	if n.decode != nil {
-		line = max(line, lineOf(n.decode))
-	}
+// find is the value at a path, and its line, counted from 1; where it is missing, what would contain it.
+func find(n *yaml.Node, path []string) (at *yaml.Node, line int, whole bool) {
+	line = max(n.Line, 1)
 	for _, step := range path {
-		next, at := n.child(step)
-		if at == 0 {
-			break
+		next, of := child(n, step)
+		if next == nil {
+			return n, line, false
 		}
-		n, line = next, at
+		n, line = next, of
 	}
-	return line
+	return n, line, true
 }
 
-// child is an entry of a map or an element of a list, and its line; 0: there is none.
-func (n *node) child(step string) (node, int) {
-	var entries map[placedKey]node
-	var elements []node
-	switch {
-	case n.decode == nil:
-	case n.decode(&entries) == nil:
-		for k, v := range entries {
-			if k.text == step {
-				return v, k.line
+// child is an entry of a map or an element of a list, and its line; nil: there is none.
+func child(n *yaml.Node, step string) (*yaml.Node, int) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		for i := 0; i < len(n.Content); i += 2 {
+			if key := n.Content[i]; keyText(key) == step {
+				return n.Content[i+1], key.Line
 			}
 		}
-	case n.decode(&elements) == nil:
-		if i, err := strconv.Atoi(step); err == nil && i >= 0 && i < len(elements) && elements[i].decode != nil {
-			return elements[i], lineOf(elements[i].decode)
+	case yaml.SequenceNode:
+		if i, err := strconv.Atoi(step); err == nil && i >= 0 && i < len(n.Content) {
+			return n.Content[i], n.Content[i].Line
 		}
 	}
-	return node{}, 0
+	return nil, 0
+}
+
+// keyText is a key as the object has it.
+func keyText(key *yaml.Node) string {
+	if isTruth(key) {
+		return strconv.FormatBool(slices.Contains([]string{"y", "yes", "on"}, strings.ToLower(key.Value)))
+	}
+	return key.Value
+}
+
+// isTruth reports whether a value is a word that YAML 1.1 takes for true or false though it looks like text.
+func isTruth(n *yaml.Node) bool {
+	return n.Kind == yaml.ScalarNode && n.Style == 0 && isTruthWord(n.Value)
+}
+
+// truthWords finds these words, except behind aliases.
+func truthWords(n *yaml.Node, path string, found func(field, word string, key bool)) {
+	switch n.Kind {
+	case yaml.ScalarNode:
+		if isTruth(n) {
+			found(path, n.Value, false)
+		}
+	case yaml.MappingNode:
+		for i := 0; i < len(n.Content); i += 2 {
+			key := n.Content[i]
+			at := join(path, keyText(key))
+			if isTruth(key) {
+				found(at, key.Value, true)
+			}
+			truthWords(n.Content[i+1], at, found)
+		}
+	case yaml.SequenceNode:
+		for i, element := range n.Content {
+			truthWords(element, path+"["+strconv.Itoa(i)+"]", found)
+		}
+	}
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/metadata"
 
 	"fairlead.dev/fairlead/service"
 )
@@ -126,31 +127,41 @@ func (e *Events) findUID(ctx context.Context, resource schema.GroupVersionResour
 	if r.UID != "" {
 		return nil
 	}
-	list, err := e.objects.Resource(resource).Namespace(r.Namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, r.Name).String(),
-	})
-	switch {
-	case err != nil:
-		return err
-	case len(list.Items) == 0:
+	uid, err := uidOf(ctx, e.objects.Resource(resource).Namespace(r.Namespace), r.Name)
+	if r.UID = uid; err == nil && uid == "" {
 		return apierrors.NewNotFound(resource.GroupResource(), r.Name) // it is gone
 	}
-	r.UID = list.Items[0].UID
-	return nil
+	return err
+}
+
+// uidOf is the UID of an object; empty: there is none.
+func uidOf(ctx context.Context, objects metadata.ResourceInterface, name string) (types.UID, error) {
+	list, err := objects.List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
+	})
+	if err != nil || len(list.Items) == 0 {
+		return "", err
+	}
+	return list.Items[0].UID, nil
 }
 
 // countNodes asks how many nodes there are. It lists one: the server says how many remain.
+func countNodes(ctx context.Context, objects metadata.Interface) (n int, err error) {
+	list, err := objects.Resource(corev1.SchemeGroupVersion.WithResource(nodes)).List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return 0, err
+	}
+	n = len(list.Items)
+	if list.RemainingItemCount != nil {
+		n += int(*list.RemainingItemCount)
+	}
+	return n, nil
+}
+
 func (e *Events) countNodes() {
-	err := e.retry(func(ctx context.Context) error {
-		list, err := e.objects.Resource(corev1.SchemeGroupVersion.WithResource(nodes)).List(ctx, metav1.ListOptions{Limit: 1})
-		if err != nil {
-			return err
-		}
-		e.nodes = len(list.Items)
-		if list.RemainingItemCount != nil {
-			e.nodes += int(*list.RemainingItemCount)
-		}
-		return nil
+	err := e.retry(func(ctx context.Context) (err error) {
+		e.nodes, err = countNodes(ctx, e.objects)
+		return err
 	})
 	if err != nil && e.ctx.Err() == nil {
 		e.log.Debug("nodes could not be counted", "error", err)

@@ -70,10 +70,13 @@ func serviceKind() *kind {
 	}
 }
 
+// slicesResource is the resource whose versions nodes compare.
+const slicesResource = "endpointslices"
+
 // sliceKind leaves out those of headless Services.
 func sliceKind() *kind {
 	return &kind{
-		resource: "endpointslices",
+		resource: slicesResource,
 		group:    discoveryv1.SchemeGroupVersion,
 		labels:   "!" + corev1.IsHeadlessService,
 		list:     func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
@@ -82,6 +85,7 @@ func sliceKind() *kind {
 			if s == nil {
 				return nil, problems
 			}
+			s.Version = number(o.ResourceVersion)
 			return s, problems
 		}),
 		put: func(b *service.Batch, all map[service.Name]any, name service.Name) {

@@ -22,6 +22,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -58,6 +59,7 @@ type Client struct {
 	server  string
 	groups  map[schema.GroupVersion]rest.Interface // the groups of the API that are watched
 	events  rest.Interface
+	leases  rest.Interface
 	objects metadata.Interface // to find UIDs
 	link    *link
 	log     *slog.Logger
@@ -125,7 +127,7 @@ func Connect(o ClientOptions) (*Client, error) {
 }
 
 // prepare makes the clients. They share connections. Events have a limit of their own, so that many
-// of them do not delay what matters.
+// of them do not delay what matters, and so have Leases.
 func (c *Client) prepare(config *rest.Config) error {
 	http, err := rest.HTTPClientFor(config)
 	if err != nil {
@@ -148,7 +150,11 @@ func (c *Client) prepare(config *rest.Config) error {
 	if c.events, err = restClient(config, http, eventsv1.SchemeGroupVersion); err != nil {
 		return err
 	}
-	c.objects, err = metadata.NewForConfigAndClient(config, http)
+	if c.objects, err = metadata.NewForConfigAndClient(config, http); err != nil {
+		return err
+	}
+	config.RateLimiter = limiter(config)
+	c.leases, err = restClient(config, http, coordinationv1.SchemeGroupVersion)
 	return err
 }
 
@@ -210,7 +216,7 @@ func scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
 	return s, errors.Join(corev1.AddToScheme(s), discoveryv1.AddToScheme(s), networkingv1.AddToScheme(s),
-		eventsv1.AddToScheme(s))
+		eventsv1.AddToScheme(s), coordinationv1.AddToScheme(s))
 }
 
 // restClient speaks to one group of the API.

@@ -3,6 +3,7 @@ package kube
 import (
 	"reflect"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -48,7 +49,10 @@ func (m *mirror) update(f func(*service.Batch)) {
 
 // Add takes an object that is new or has changed.
 func (m *mirror) Add(o any) error {
-	m.update(func(b *service.Batch) { m.set(b, o.(*compact)) })
+	m.update(func(b *service.Batch) {
+		m.set(b, o.(*compact))
+		m.tell(b, o.(*compact).version)
+	})
 	return nil
 }
 
@@ -60,12 +64,13 @@ func (m *mirror) Delete(o any) error {
 	m.update(func(b *service.Batch) {
 		m.resolve(o.(*compact).name)
 		m.remove(b, o.(*compact).name)
+		m.tell(b, o.(*compact).version)
 	})
 	return nil
 }
 
 // Replace takes a complete list: what it does not name is gone.
-func (m *mirror) Replace(objects []any, _ string) error {
+func (m *mirror) Replace(objects []any, version string) error {
 	m.update(func(b *service.Batch) {
 		named := make(map[service.Name]bool, len(objects))
 		for _, o := range objects {
@@ -87,6 +92,7 @@ func (m *mirror) Replace(objects []any, _ string) error {
 		}
 		m.listed = true
 		m.lists.Add(1)
+		m.tell(b, version)
 		m.UpdateResourceVersion("")
 		if gone > 1 && gone == had {
 			m.source.log.Warn("the API server reports no object of a kind any more; their rows are removed",
@@ -108,11 +114,37 @@ func (m *mirror) set(b *service.Batch, c *compact) {
 		m.remove(b, c.name)
 		return
 	}
-	if old, ok := m.known[c.name]; ok && reflect.DeepEqual(old, c.value) {
+	if old, ok := m.known[c.name]; ok && same(old, c.value) {
 		return
 	}
 	m.known[c.name] = c.value
 	m.put(b, m.known, c.name)
+}
+
+// same reports whether two values differ in their version at most.
+func same(a, b any) bool {
+	if s, ok := a.(*service.Slice); ok {
+		other := *s
+		other.Version = b.(*service.Slice).Version
+		a = &other
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+// tell notes how far the reader has been told of slices. The watch delivers changes in the order of their versions.
+func (m *mirror) tell(b *service.Batch, version string) {
+	if m.resource == slicesResource {
+		b.Version = number(version)
+	}
+}
+
+// number is a resourceVersion that can be compared (KEP-5504); 0: it cannot.
+func number(version string) uint64 {
+	n, err := strconv.ParseUint(version, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 func (m *mirror) remove(b *service.Batch, name service.Name) {

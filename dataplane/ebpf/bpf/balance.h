@@ -204,10 +204,10 @@ static __always_inline __u32 constant(const struct pool *p, const struct addr *c
 	return hash(client, secret ^ p->name ^ now / (SECOND * (p->affinity ? p->affinity : 1)));
 }
 
-// pick takes a slot, its own or its alias's or the client's, and counts that. Slots and chunks are used again only when
-// no program can have read the word that led to them.
+// pick takes a slot, its own or its alias's or the client's, and counts that, if it is to. Slots and chunks are used
+// again only when no program can have read the word that led to them.
 static __always_inline bool pick(__u32 rows, struct pool *p, const struct addr *client, __u32 random,
-				 struct endpoint *backend)
+				 struct endpoint *backend, bool counts)
 {
 	__u64 word = *(volatile __u64 *)p;
 	__u32 first = word, count = word >> 32;
@@ -221,12 +221,13 @@ static __always_inline bool pick(__u32 rows, struct pool *p, const struct addr *
 	if (!s || !count)
 		return false;
 	*backend = s->backend;
-	__sync_fetch_and_add(&s->connections, 1);
+	if (counts)
+		__sync_fetch_and_add(&s->connections, 1);
 	return true;
 }
 
 // keeps gives a client the backend that it had, if that serves.
-static __always_inline bool keeps(__u32 rows, __u32 pool, const struct endpoint *backend)
+static __always_inline bool keeps(__u32 rows, __u32 pool, const struct endpoint *backend, bool counts)
 {
 	struct member *m = member(rows, backend, pool);
 
@@ -234,17 +235,23 @@ static __always_inline bool keeps(__u32 rows, __u32 pool, const struct endpoint 
 		return false;
 	struct slot *s = slot_at(rows, m->slot, 0);
 
-	if (s)
+	if (s && counts)
 		__sync_fetch_and_add(&s->connections, 1);
 	return true;
 }
 
+// client stands for the address that a socket does not have yet: all sockets of a namespace are one client.
+static __always_inline struct addr client(__u64 netns)
+{
+	return (struct addr){{~0U, 0, netns >> 32, netns}};
+}
+
 // choose gives a client a backend of a pool: the one that it had, if the pool has affinity.
 static __always_inline bool choose(__u32 rows, __u32 number, struct pool *p, const struct addr *client,
-				   struct endpoint *backend)
+				   struct endpoint *backend, bool counts)
 {
 	if (!p->affinity)
-		return pick(rows, p, client, bpf_get_prandom_u32(), backend);
+		return pick(rows, p, client, bpf_get_prandom_u32(), backend, counts);
 
 	struct affinity_key key = {.client = *client, .pool = p->name};
 	struct affinity *a = bpf_map_lookup_elem(&affinities, &key);
@@ -252,12 +259,12 @@ static __always_inline bool choose(__u32 rows, __u32 number, struct pool *p, con
 
 	if (a && since(a->last, now) < p->affinity * SECOND) {
 		*backend = a->backend;
-		if (keeps(rows, number, backend)) {
+		if (keeps(rows, number, backend, counts)) {
 			a->last = now;
 			return true;
 		}
 	}
-	return pick(rows, p, client, constant(p, client, now), backend);
+	return pick(rows, p, client, constant(p, client, now), backend, counts);
 }
 
 // How many elements of tables owners share.

@@ -19,6 +19,7 @@
 // oldest of these. A flow is held as soon as it lasts, if its owner has its share left, and then ends for nobody else.
 #pragma once
 
+#include "outcomes.h"
 #include "packet.h"
 
 // Times are in 2^20 ns, about a millisecond. What is longer ago than 49 days is not known.
@@ -44,6 +45,7 @@ enum state {
 
 enum held {
 	PLACES = 7,	 // that its owner has for it: the flow and its ways back
+	FAILED = 1 << 6, // the flow only: the agent was told that it is not answered
 	ASKED = 1 << 7, // the flow only: its client has begun anew, and the backend has not answered
 } __attribute__((packed));
 
@@ -803,6 +805,16 @@ static __always_inline __u8 progress(const struct packet *p, __u8 state, __u8 en
 	return p->is & FINAL && believed ? state | ends : state;
 }
 
+// fails tells the agent, once, of a flow whose backend has not answered. Another node's flow it does not care about.
+static __always_inline void fails(struct translation *flow, const struct endpoint *to, const struct addr *client,
+				  __u8 protocol, enum result result)
+{
+	if (flow->state & (ANSWERED | LASTING | TOLD) || flow->held & FAILED)
+		return;
+	flow->held |= FAILED;
+	report(to, &flow->dst, client, protocol, result);
+}
+
 // accepted is for what answers a client's first packet. While the flow is open that is believed only if its client has
 // begun anew, from the same port: then that connection takes the place of the one before.
 static __always_inline void accepted(struct translation *back, struct translation *flow, const struct packet *p)
@@ -834,6 +846,10 @@ static __always_inline void answered(struct translation *back, const struct pack
 	// Who refuses a connection has sent nothing before, but knows where the client is.
 	bool ends = back->near ? believed(p, back, flow) : is_near(flow, p->ack);
 
+	if (p->is & RESETS && ends)
+		fails(flow, &back->src, &back->dst.addr, p->tuple.protocol, IS_REFUSED);
+	else if (!(p->is & RESETS) && !(flow->state & (ANSWERED | TOLD)) && wants_answers())
+		report(&back->src, &flow->dst, &back->dst.addr, p->tuple.protocol, IS_ANSWERED);
 	if (p->tuple.protocol == IPPROTO_UDP && !(flow->state & ANSWERED))
 		attach(&flow->src.addr, flow->pool, &flow->dst, back->pool);
 

@@ -204,7 +204,7 @@ struct peer {
 // A place in which one socket at a time is remembered: if it is connected, or while it asks one service alone.
 struct place {
 	__u64 cookie; // of the socket, or of the one that had the place before
-	__u32 unused;
+	__u32 moved; // another backend answers in the name of the one that it got
 	__u8 protocol; // 0: of a socket of UDP that is not connected
 	__u8 pad;
 	__u16 asked; // with 0: when it was used, in 2^30 nanoseconds
@@ -230,7 +230,7 @@ GO(region);
 // The word, and the bits of both sets: a table of one element, which programs find without a look-up.
 struct in_force {
 	enum rows word;
-	__u32 pad;
+	__u32 answers; // whether the agent wants to hear of them: outcomes.h
 	__u64 regions[2][REGIONS / 64]; // of each set
 };
 

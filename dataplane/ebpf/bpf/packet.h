@@ -46,6 +46,8 @@ enum icmp_error {
 	PARAMETER_PROBLEM6 = 4,
 };
 
+#define TOO_LONG 4 // code of DEST_UNREACH
+
 #define ECHO 8
 #define ECHO6 128
 
@@ -413,39 +415,44 @@ static __always_inline bool goes_on(const struct tcphdr *tcp, const void *end)
 	return (const void *)(tcp + 1) <= end && !(meaning(tcp) & BEGINS);
 }
 
-static __always_inline bool begins_nothing4(const struct iphdr *ip, const void *end)
+// Whether a packet may begin a flow. It is MAYBE where that is not sure.
+enum begins {
+	MAYBE,
+	GOES_ON,   // no: it is a segment of TCP that goes on
+	ELSEWHERE, // no: no row is about where it goes; what says itself for which service it is has options
+};
+
+static __always_inline enum begins begins4(const struct iphdr *ip, const void *end)
 {
 	if ((const void *)(ip + 1) > end || ip->ihl != 5)
-		return false;
+		return MAYBE;
 	if (ip->protocol == IPPROTO_TCP && !(ip->frag_off & bpf_htons(IP_FRAGMENT_OFFSET)) &&
 	    goes_on((const void *)(ip + 1), end))
-		return true;
+		return GOES_ON;
 	struct addr to = mapped(ip->daddr);
 
-	return !is_about(rows_in_force(), &to);
+	return is_about(rows_in_force(), &to) ? MAYBE : ELSEWHERE;
 }
 
-static __always_inline bool begins_nothing6(const struct ipv6hdr *ip, const void *end)
+static __always_inline enum begins begins6(const struct ipv6hdr *ip, const void *end)
 {
 	if ((const void *)(ip + 1) > end || (ip->nexthdr != IPPROTO_TCP && ip->nexthdr != IPPROTO_UDP))
-		return false;
+		return MAYBE;
 	if (ip->nexthdr == IPPROTO_TCP && goes_on((const void *)(ip + 1), end))
-		return true;
+		return GOES_ON;
 	struct addr to;
 
 	__builtin_memcpy(&to, &ip->daddr, sizeof(to));
-	return !is_about(rows_in_force(), &to);
+	return is_about(rows_in_force(), &to) ? MAYBE : ELSEWHERE;
 }
 
-// begins_nothing says of a packet that it can only belong to a flow: a segment of TCP goes on, or no row is about where
-// others go. (What says itself for which service it is has options.) It is not sure of everything.
-static __always_inline bool begins_nothing(struct __sk_buff *skb)
+static __always_inline enum begins begins(struct __sk_buff *skb)
 {
 	const void *end = (void *)(long)skb->data_end, *ip = (void *)(long)skb->data + link_header;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP))
-		return begins_nothing4(ip, end);
-	return skb->protocol == bpf_htons(ETH_P_IPV6) && begins_nothing6(ip, end);
+		return begins4(ip, end);
+	return skb->protocol == bpf_htons(ETH_P_IPV6) ? begins6(ip, end) : MAYBE;
 }
 
 // load reads a packet that passes a hook.

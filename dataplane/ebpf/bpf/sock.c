@@ -8,8 +8,12 @@
 //   recvmsg     ─► backend to service: programs compare where an answer comes from
 //   getpeername ─► backend to service
 //   close       ─► the socket's place is free
+//
+// The last programs here learn the outcomes of TCP connections from the kernel's tracing.
 #include "balance.h"
+#include "outcomes.h"
 
+#define AF_INET 2
 #define ETIMEDOUT 110
 #define ECONNREFUSED 111
 
@@ -65,12 +69,6 @@ static __always_inline int refuse(enum verdict verdict)
 	if (has_set_retval)
 		bpf_set_retval(verdict == DROP ? -ETIMEDOUT : -ECONNREFUSED);
 	return REFUSED;
-}
-
-// client stands for the address that a socket does not have yet: all sockets of a namespace are one client.
-static __always_inline struct addr client(__u64 netns)
-{
-	return (struct addr){{~0U, 0, netns >> 32, netns}};
 }
 
 static __always_inline bool is_node(__u64 netns)
@@ -166,6 +164,7 @@ static __always_inline bool occupy(__u64 cookie, __u64 netns, const struct peer 
 	if (!at || !take(at, cookie))
 		return false;
 	at->peer = *p;
+	at->moved = 0;
 	at->netns = netns;
 	at->protocol = protocol;
 	at->asked = asked;
@@ -287,7 +286,7 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 		return refuse(verdict);
 	struct pool *pool = pool_at(rows, number);
 
-	if (!pool || !choose(rows, number, pool, &from, to))
+	if (!pool || !choose(rows, number, pool, &from, to, true))
 		return refuse(REJECT);
 	if (pool->affinity)
 		attach(&from, pool->name, to, terms_of(pool));
@@ -369,7 +368,7 @@ static __always_inline bool assign(struct bpf_sock_addr *ctx, __u32 rows, const 
 			return true;
 		}
 	}
-	if (!choose(rows, number, pool, &from, backend))
+	if (!choose(rows, number, pool, &from, backend, true))
 		return false;
 	if (pool->affinity)
 		attach(&from, pool->name, backend, terms_of(pool));
@@ -469,6 +468,88 @@ int closed(struct bpf_sock *ctx)
 	if (n && own_place(cookie))
 		__sync_fetch_and_add(n, -1);
 	return ALLOWED;
+}
+
+// These programs trace the connecting sockets of the whole machine. They trace nothing of a connection that is
+// answered at once, unless the agent wants to hear of it: then one more program is attached. ICMP errors are not traced.
+// The loader fills in the offsets of the kernel's structures (CO-RE).
+struct sock_common {
+	__be32 skc_rcv_saddr;
+	unsigned short skc_family;
+	unsigned char skc_state;
+	struct {
+	} skc_v6_rcv_saddr;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct sock_common __sk_common;
+} __attribute__((preserve_access_index));
+
+struct tcp_sock {
+	__u32 total_retrans;
+} __attribute__((preserve_access_index));
+
+// asked is what a socket asks for that is connecting to a backend.
+static __always_inline struct peer *asked(struct sock *sk)
+{
+	__u64 cookie = bpf_get_socket_cookie(sk), *n = claims_of(cookie);
+
+	if (!n || !*(volatile __u64 *)n)
+		return NULL;
+	struct place *at = place_of(cookie);
+	struct peer *p = at && at->cookie == cookie ? &at->peer : bpf_sk_storage_get(&peers, sk, 0, 0);
+
+	return p && p->backend.port ? p : NULL;
+}
+
+static __always_inline int tell_of(struct sock *sk, enum result result)
+{
+	struct peer *p = asked(sk);
+	struct addr client = {{0, 0, bpf_htonl(0xffff), sk->__sk_common.skc_rcv_saddr}};
+
+	if (p && sk->__sk_common.skc_family != AF_INET)
+		bpf_probe_read_kernel(&client, sizeof(client), &sk->__sk_common.skc_v6_rcv_saddr);
+	if (p)
+		report(&p->service, &p->backend, &client, IPPROTO_TCP, result);
+	return 0;
+}
+
+// has_resent says how often a socket has sent its SYN again.
+static __always_inline __u32 has_resent(struct sock *sk)
+{
+	struct tcp_sock *tcp = (struct tcp_sock *)bpf_skc_to_tcp_sock(sk);
+
+	return tcp ? tcp->total_retrans : 0;
+}
+
+SEC("tp_btf/tcp_retransmit_skb")
+int resends(__u64 *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+
+	if (sk->__sk_common.skc_state != BPF_TCP_SYN_SENT || has_resent(sk) > 1)
+		return 0;
+	return tell_of(sk, IS_UNANSWERED);
+}
+
+SEC("tp_btf/tcp_receive_reset")
+int is_reset(__u64 *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+
+	if (sk->__sk_common.skc_state != BPF_TCP_SYN_SENT || has_resent(sk))
+		return 0;
+	return tell_of(sk, IS_REFUSED);
+}
+
+SEC("tp_btf/inet_sock_set_state")
+int is_answered(__u64 *ctx)
+{
+	if ((int)ctx[1] != BPF_TCP_SYN_SENT || (int)ctx[2] != BPF_TCP_ESTABLISHED)
+		return 0;
+	struct place *at = own_place(bpf_get_socket_cookie((struct sock *)ctx[0]));
+
+	return at && at->moved ? 0 : tell_of((struct sock *)ctx[0], IS_ANSWERED);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

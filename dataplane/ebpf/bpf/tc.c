@@ -54,6 +54,7 @@ struct meeting {
 	struct target target;
 	__u32 rows; // which say so
 	bool pod;   // it comes from one
+	__u64 netns; // of its socket, if that has met the service before, and is counted: the client's cookie; 0: it has not
 	__u64 terms; // of the flow that begins: see terms_of
 };
 
@@ -137,6 +138,7 @@ static __noinline int meet(const struct packet *p, struct meeting *m, enum devic
 
 	m->rows = rows_in_force();
 	m->pod = device == TO_PODS;
+	m->netns = 0;
 	decide(m->rows, &p->tuple.dst, p->tuple.protocol, m->pod, &m->target, &two);
 	if (m->target.verdict == PASS && !two) // as for most: who it is from does not matter
 		return 0;
@@ -173,8 +175,15 @@ static __noinline int begin(const struct packet *p, struct meeting *m, struct tr
 	struct pool *pool = pool_at(m->rows, number);
 
 	*flow = (struct translation){.src = p->tuple.src, .last = ticks(), .near = near_by(p->next)};
-	if (!pool || !choose(m->rows, number, pool, &p->tuple.src.addr, &flow->dst))
+	struct addr from = m->netns ? client(m->netns) : p->tuple.src.addr; // what the next socket of the pod is, too
+
+	if (!pool || !choose(m->rows, number, pool, &from, &flow->dst, !m->netns))
 		return REJECT;
+	if (m->netns) { // other sockets of the pod may ask the backend itself from the same port
+		flow->src.port = any_port();
+		if (pool->affinity)
+			attach(&from, pool->name, &flow->dst, terms_of(pool));
+	}
 	flow->pool = pool->name;
 	m->terms = terms_of(pool);
 	count(flow, p);
@@ -205,6 +214,8 @@ static __always_inline void use(const struct packet *p, struct translation *flow
 {
 	bool udp = p->tuple.protocol == IPPROTO_UDP;
 
+	if (p->is & BEGINS && quiet(flow, now) >= TICKS / 2)
+		fails(flow, &p->tuple.dst, &p->tuple.src.addr, p->tuple.protocol, IS_UNANSWERED);
 	count(flow, p);
 	if (udp || !(p->is & BEGINS))
 		follow(flow, p);
@@ -215,8 +226,11 @@ static __always_inline void use(const struct packet *p, struct translation *flow
 	bool ends = p->is & (FINAL | RESETS) && client_ends(p, flow);
 
 	flow->state = progress(p, flow->state, CLIENT_ENDS, quiet(flow, now), ends);
-	if (flow->state & DIRECT && !(p->is & (BEGINS | RESETS))) // the client has an answer
+	if ((flow->state & (DIRECT | ANSWERED)) == DIRECT && !(p->is & (BEGINS | RESETS))) { // the client has an answer
 		flow->state |= ANSWERED;
+		if (wants_answers())
+			report(&p->tuple.dst, &flow->dst, &p->tuple.src.addr, p->tuple.protocol, IS_ANSWERED);
+	}
 	if (shows(p, flow->state))
 		prove(p, flow);
 	if (!is_due(flow, p, now))
@@ -262,6 +276,27 @@ static __always_inline struct translation *find(const struct packet *p, struct m
 	return rests(t, now) || ends(p, t, m, device, now) ? 0 : t;
 }
 
+// unreached tells the agent if an ICMP error says that the backend of a client which is not answered yet cannot be
+// reached.
+static __noinline int unreached(struct __sk_buff *skb, const struct packet *p, const struct translation *back,
+				__u8 protocol)
+{
+	struct {
+		__u8 type, code;
+	} icmp;
+	struct tuple key;
+
+	if (!p || !back || bpf_skb_load_bytes(skb, p->l4, &icmp, sizeof(icmp)) ||
+	    (p->v4 ? icmp.type != DEST_UNREACH || icmp.code == TOO_LONG : icmp.type != DEST_UNREACH6))
+		return 0;
+	reverse(&key, &back->src, &back->dst, protocol, INGRESS);
+	struct translation *flow = bpf_map_lookup_elem(&translations, &key);
+
+	if (flow)
+		fails(flow, &back->src, &back->dst.addr, protocol, IS_REFUSED);
+	return 0;
+}
+
 // quoted translates an ICMP error: the packet that it quotes went the other way.
 static __noinline int quoted(struct __sk_buff *skb, const struct packet *p, struct packet *in, enum hook hook)
 {
@@ -277,6 +312,8 @@ static __noinline int quoted(struct __sk_buff *skb, const struct packet *p, stru
 
 	if (!t || (hook == EGRESS && t->state & DIRECT) || (t->state & BACK && t->state & TOLD))
 		return TC_ACT_UNSPEC;
+	if (hook == EGRESS && (t->state & (BACK | ANSWERED)) == BACK)
+		unreached(skb, p, t, in->tuple.protocol);
 	struct endpoint src = t->src, dst = t->dst;
 	struct sums outer = sums_of(p), inner = inside(p);
 
@@ -416,6 +453,56 @@ static __noinline int learn(struct __sk_buff *skb, struct packet *p, struct meet
 	return NEW;
 }
 
+const volatile __u32 places; // for connected sockets, see sock.c
+
+// waiting is the place of a pod's socket whose first packet goes to a backend that its service has no more. The packet is
+// sent again then: the backend has not answered. What comes from another machine has no socket.
+static __noinline struct place *waiting(struct __sk_buff *skb)
+{
+	const void *end = (void *)(long)skb->data_end, *ip = (void *)(long)skb->data + link_header;
+	__u64 cookie = bpf_get_socket_cookie(skb);
+	__u32 rows = rows_in_force(), number = cookie & places;
+	bool v4 = skb->protocol == bpf_htons(ETH_P_IP);
+	struct place *at = bpf_map_lookup_elem(&sockets, &number);
+	struct tuple key = {};
+	struct target t;
+	__u8 is = 0;
+
+	if (!at || !cookie || at->cookie != cookie || at->protocol != IPPROTO_TCP ||
+	    (v4 ? !peek4(ip, end, &key) : !peek6(ip, end, &key)))
+		return 0;
+	ip += v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+	if (!peek_ports(ip, end, &key, &is) || !(is & BEGINS) || !same(&at->peer.backend, &key.dst))
+		return 0;
+	decide(rows, &at->peer.service, IPPROTO_TCP, true, &t, 0);
+	return t.verdict == FORWARD && membership(rows, &key.dst, t.pool) == STRANGER ? at : 0;
+}
+
+// passes says of most packets that, if they are of no flow, they begin none.
+static __always_inline bool passes(struct __sk_buff *skb)
+{
+	enum begins b = begins(skb);
+
+	return b == GOES_ON || (b == ELSEWHERE && !waiting(skb));
+}
+
+// meet_again has the service of a socket that waits lead to another backend, which answers in the name of the former.
+static __noinline int meet_again(struct __sk_buff *skb, struct packet *p, struct meeting *m, enum device device)
+{
+	struct place *at = waiting(skb);
+
+	if (!p || !m || !at)
+		return 0;
+	struct endpoint backend = p->tuple.dst;
+
+	at->moved = 1;
+	p->tuple.dst = at->peer.service;
+	meet(p, m, device);
+	m->netns = at->netns;
+	p->tuple.dst = backend;
+	return 0;
+}
+
 // For others than this node, in linux/if_packet.h, which needs the C library.
 #define PACKET_OTHERHOST 3
 
@@ -445,6 +532,8 @@ static __always_inline int serve_arrived(struct __sk_buff *skb, struct work *w, 
 	if (!(p->is & (BEGINS | ASKS)))
 		return TC_ACT_UNSPEC;
 	meet(p, m, device);
+	if (m->target.verdict == PASS)
+		meet_again(skb, p, m, device);
 	int verdict = m->target.verdict;
 
 	if (verdict == REJECT || verdict == DROP)
@@ -469,7 +558,7 @@ static __noinline int arrive(struct __sk_buff *skb, enum device device)
 	// What is for another machine passes a bridge here, or is only overheard.
 	if (skb->pkt_type == PACKET_OTHERHOST)
 		return TC_ACT_UNSPEC;
-	if (has_flows() && is_strange(skb, INGRESS) && begins_nothing(skb))
+	if (has_flows() && is_strange(skb, INGRESS) && passes(skb))
 		return TC_ACT_UNSPEC;
 	struct work *w = begin_work();
 
@@ -481,13 +570,13 @@ static __noinline int arrive(struct __sk_buff *skb, enum device device)
 SEC("tc/ingress")
 int from_anywhere(struct __sk_buff *skb)
 {
-	return !has_flows() && begins_nothing(skb) ? TC_ACT_UNSPEC : arrive(skb, ANYWHERE);
+	return !has_flows() && passes(skb) ? TC_ACT_UNSPEC : arrive(skb, ANYWHERE);
 }
 
 SEC("tc/ingress")
 int from_pods(struct __sk_buff *skb)
 {
-	return !has_flows() && begins_nothing(skb) ? TC_ACT_UNSPEC : arrive(skb, TO_PODS);
+	return !has_flows() && passes(skb) ? TC_ACT_UNSPEC : arrive(skb, TO_PODS);
 }
 
 // yield has a port of the node belong to a connection that begins, or a datagram, and is not the programs': of another

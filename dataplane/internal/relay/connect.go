@@ -80,18 +80,18 @@ func (s *Socket) left() {
 // backend is trusted again; but there must be a file for that.
 func (p *Proxy) await(c Call, s *Socket, b model.Backend, patience time.Duration) error {
 	c.conn.Reach(s)
-	err := s.Await(patience)
-	rest := p.options.DialTimeout - patience
-	if errors.Is(err, os.ErrDeadlineExceeded) && rest > 0 {
+	q := &question{Call: c, Socket: s, backend: b.AddrPort()}
+	err := p.hear(q, patience)
+	if errors.Is(err, os.ErrDeadlineExceeded) && patience < p.options.DialTimeout {
 		if back := c.conn.borrow(1); back != nil {
 			c.conn.Reach(nil)
 			p.group.Go(func() {
 				defer back()
-				p.awaitLate(c.pool, s, b, rest)
+				p.awaitLate(q)
 			})
 			return err
 		}
-		err = s.Await(rest)
+		err = p.hear(q, p.options.DialTimeout)
 	}
 	s.left()
 	if err != nil {
@@ -100,13 +100,13 @@ func (p *Proxy) await(c Call, s *Socket, b model.Backend, patience time.Duration
 	return err
 }
 
-func (p *Proxy) awaitLate(in *pool, s *Socket, b model.Backend, rest time.Duration) {
-	defer context.AfterFunc(p.context, s.Reset)()
-	if s.Await(rest) == nil {
-		in.trust(b.AddrPort())
+func (p *Proxy) awaitLate(q *question) {
+	defer context.AfterFunc(p.context, q.Reset)()
+	if p.hear(q, p.options.DialTimeout) == nil {
+		q.pool.trust(q.backend)
 	}
-	s.left()
-	s.Close()
+	q.left()
+	q.Close()
 }
 
 // Connect makes a socket in the namespace of the plane, sets it up, and asks a backend.
@@ -125,12 +125,17 @@ func (p *Proxy) Connect(c Call, b model.Backend, setups ...socket.Setup) (conn *
 }
 
 // ask makes a socket for a call that asks a backend.
-func (p *Proxy) ask(c Call, b model.Backend, setups ...socket.Setup) (*Socket, error) {
+func (p *Proxy) ask(c Call, b model.Backend, setups ...socket.Setup) (s *Socket, err error) {
 	if p.options.Connect != nil {
-		return p.options.Connect(c, b, setups...)
+		s, err = p.options.Connect(c, b, setups...)
+	} else {
+		s = &Socket{}
+		s.Conn, err = p.Connect(c, b, setups...)
 	}
-	conn, err := p.Connect(c, b, setups...)
-	return &Socket{Conn: conn}, err
+	if err != nil {
+		p.tellError(&c, b.AddrPort(), err)
+	}
+	return s, err
 }
 
 // scarce fails, as the kernel does where there is nothing left, for a socket that leaves too few.

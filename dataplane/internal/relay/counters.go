@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
 )
@@ -9,7 +10,7 @@ import (
 // Counters are for dataplane.Observed. Refused are connections that a bound has kept out. Tables are the bounded
 // resources.
 func (p *Proxy) Counters() (c dataplane.Counters) {
-	c.Served = p.Rows.served()
+	c.Connections, c.Traffic, c.Served = true, true, p.Rows.served()
 	c.Refused = p.turned.refused()
 	connections, flows := p.connections.Used(), p.flows.places.Used()
 	c.Tables = []dataplane.Table{
@@ -43,11 +44,19 @@ func (d *Directory) served() (out []dataplane.Served) {
 	for id, p := range d.pools {
 		p.mu.Lock()
 		for backend, n := range p.served {
-			out = append(out, dataplane.Served{Pool: id, Backend: backend, Connections: n.connections, Failed: n.failed})
+			row := dataplane.Served{Pool: id, Backend: backend, Connections: n.connections, Failed: n.failed}
+			if c := p.carried[backend]; c != nil {
+				row.ToBackend, row.ToClient = traffic(&c.ToBackend), traffic(&c.ToClient)
+			}
+			out = append(out, row)
 		}
 		p.mu.Unlock()
 	}
 	return out
+}
+
+func traffic(s *socket.Sum) dataplane.Traffic {
+	return dataplane.Traffic{Packets: s.Packets.Load(), Bytes: s.Bytes.Load()}
 }
 
 // report adds to what there is of a bound how many connections it has kept out, and ended.
@@ -66,7 +75,8 @@ func (t *turnedAway) refused() (out []dataplane.Refused) {
 			verdict = model.Drop
 		}
 		out = append(out, dataplane.Refused{
-			Addr: key.Addr, Port: key.Port, Protocol: key.Protocol, Verdict: verdict, Connections: n,
+			Addr: key.Addr, Port: key.Port, Protocol: key.Protocol, Verdict: verdict,
+			Reason: dataplane.TableFull, Connections: n,
 		})
 	}
 	return out

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
 )
@@ -43,6 +44,7 @@ type pool struct {
 	dirty    map[netip.Addr]struct{}      // clients that the set is to be told of
 	suspects map[netip.AddrPort]time.Time // until when
 	served   map[netip.AddrPort]tally
+	carried  map[netip.AddrPort]*socket.Carried // likewise
 }
 
 // tally is what a backend was tried for.
@@ -67,7 +69,7 @@ type choice struct {
 func newPool(id model.PoolID) *pool {
 	return &pool{
 		id: id, clients: map[netip.Addr]choice{}, dirty: map[netip.Addr]struct{}{}, suspects: map[netip.AddrPort]time.Time{},
-		served: map[netip.AddrPort]tally{}, proposed: map[netip.Addr]choice{},
+		served: map[netip.AddrPort]tally{}, carried: map[netip.AddrPort]*socket.Carried{}, proposed: map[netip.Addr]choice{},
 	}
 }
 
@@ -100,6 +102,25 @@ func (p *pool) set(m model.Pool) {
 			delete(p.served, b)
 		}
 	}
+	for b := range p.carried { // traffic of their last connections is not counted any more
+		if b.IsValid() && !p.has(b) {
+			delete(p.carried, b)
+		}
+	}
+}
+
+// carriedBy adds up what is carried to and from a backend.
+func (p *pool) carriedBy(b netip.AddrPort) *socket.Carried {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.carried[b]
+	if c == nil {
+		c = &socket.Carried{}
+		if p.has(b) {
+			p.carried[b] = c
+		}
+	}
+	return c
 }
 
 func (p *pool) find(b netip.AddrPort) int {

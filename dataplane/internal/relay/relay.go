@@ -63,6 +63,8 @@ type Proxy struct {
 	copier              *socket.Copier
 	retried, unanswered atomic.Uint64 // see dataplane.Dials
 	turned              *turnedAway
+	outcomes            outcomes
+	orphans             orphans
 	files               *files
 }
 

@@ -76,13 +76,13 @@ func setupsSCTP(client *socket.Conn) []socket.Setup {
 }
 
 // copyBothSCTP passes messages on until one side has ended.
-func (p *Proxy) copyBothSCTP(client, backend *socket.Conn, c *connection) {
+func (p *Proxy) copyBothSCTP(client, backend *socket.Conn, c *connection, carried *socket.Carried) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		p.passSCTP(client, backend, c)
+		p.passSCTP(client, backend, c, &carried.ToClient)
 	}()
-	p.passSCTP(backend, client, c)
+	p.passSCTP(backend, client, c, &carried.ToBackend)
 	<-done
 	client.End()
 	backend.End()
@@ -99,8 +99,8 @@ func streamsOf(a *socket.Conn) (in, out uint16, err error) {
 
 // passSCTP passes messages on in one direction, and its end. SCTP knows no half-open associations: when one side has
 // shut its own down, what is on its way still arrives. An error ends both by an abort.
-func (p *Proxy) passSCTP(to, from *socket.Conn, c *connection) {
-	err := p.copySCTP(to, from, c)
+func (p *Proxy) passSCTP(to, from *socket.Conn, c *connection, sum *socket.Sum) {
+	err := p.copySCTP(to, from, c, sum)
 	switch {
 	case err == nil:
 		c.HalfClose()
@@ -121,14 +121,14 @@ type message struct {
 	protocol uint32 // as its sender wrote it
 }
 
-func (p *Proxy) copySCTP(to, from *socket.Conn, c *connection) error {
+func (p *Proxy) copySCTP(to, from *socket.Conn, c *connection, sum *socket.Sum) error {
 	err := from.Do(func(fd int) error { return sctpOption(sctpRecvRcvInfo, number(1))(fd, false) })
 	if err != nil {
 		return err
 	}
 	for {
 		_ = from.SetReadDeadline(p.copier.Deadline(&c.Activity)) // fails only if it is closed
-		err := p.pass(to, from, c)
+		err := p.pass(to, from, c, sum)
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil
@@ -143,7 +143,7 @@ func (p *Proxy) copySCTP(to, from *socket.Conn, c *connection) error {
 
 // pass waits for a message and sends it on. It takes a buffer only when there is something to read, and the other side
 // takes it.
-func (p *Proxy) pass(to, from *socket.Conn, c *connection) error {
+func (p *Proxy) pass(to, from *socket.Conn, c *connection, sum *socket.Sum) error {
 	var m message
 	defer p.messages.Leave(&m.borrowed)
 	more := func(bytes int) bool {
@@ -173,6 +173,7 @@ func (p *Proxy) pass(to, from *socket.Conn, c *connection) error {
 	if err = errors.Join(err, failed); err != nil {
 		return err
 	}
+	sum.Add(0, len(m.data))
 	return m.send(to)
 }
 

@@ -74,11 +74,15 @@ func (p *Proxy) serve(at Packet, d decision, conn *connection) {
 		return
 	}
 	d.pool.answered(at.Client.Addr(), b, time.Now())
+	carried := d.pool.carriedBy(b)
 	if at.Protocol == model.SCTP {
-		p.copyBothSCTP(client, backend, conn)
+		p.copyBothSCTP(client, backend, conn, carried)
 		return
 	}
-	p.copier.Copy(&socket.Link{Activity: &conn.Activity, Client: client, Backend: backend, Borrow: conn.borrow})
+	defer p.orphans.add(conn, leg{backend, b})()
+	p.copier.Copy(&socket.Link{
+		Activity: &conn.Activity, Client: client, Backend: backend, Carried: carried, Borrow: conn.borrow,
+	})
 }
 
 var setupsTCP = []socket.Setup{socket.Lively, socket.Abortive}

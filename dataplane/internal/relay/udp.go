@@ -61,14 +61,17 @@ type flow struct {
 	place   share.Place
 	front   *front
 	began   time.Time
+	asked   time.Time // the backend
 	checked time.Time // of one that was redirected: when its destination was last sure
 
 	mu        sync.Mutex
 	conn      *Socket // nil: it is not open yet
 	backend   netip.AddrPort
+	carried   *socket.Carried
 	tried     []netip.AddrPort
 	pending   []byte // the latest datagram, until the backend has answered
 	questions int    // datagrams of the client
+	told      bool   // that the backend does not answer
 	moving    bool   // to another backend
 	answered  bool
 	proven    bool // the client has gone on after that
@@ -94,7 +97,10 @@ func (p *Proxy) datagram(at Packet, data []byte) {
 		if f == nil {
 			f = p.begin(at)
 		}
-		if f == nil || f.send(data) == nil || p.elsewhere(f) {
+		if f == nil {
+			return
+		}
+		if err := f.send(data); err == nil || p.elsewhere(f, err) {
 			return
 		}
 		p.flows.end(f)
@@ -162,7 +168,12 @@ func (f *flow) send(data []byte) error {
 	if f.moving {
 		return nil // it is sent when the flow has moved
 	}
+	if !f.answered && !f.told && time.Unix(0, f.Used()).Sub(f.asked) >= silence {
+		f.proxy.tell(&f.Call, f.backend, model.Unanswered)
+		f.told = true
+	}
 	_ = f.conn.SetReadDeadline(f.deadline()) // fails only if the flow is over, and so does Write
+	f.carried.ToBackend.Add(1, len(data))
 	_, err := f.conn.Write(data)
 	return err
 }
@@ -222,7 +233,7 @@ func (p *Proxy) begin(at Packet) *flow {
 		return nil
 	}
 	now := time.Now()
-	f := &flow{Call: Call{decision: d, client: at.Client}, proxy: p, began: now, checked: now}
+	f := &flow{Call: Call{decision: d, client: at.Client}, proxy: p, began: now, asked: now, checked: now}
 	f.Touch()
 	owner := d.owner(at)
 	owner.Unproven = true
@@ -247,7 +258,7 @@ func (p *Proxy) connectFlow(f *flow, at Packet) error {
 		return err
 	}
 	f.mu.Lock()
-	f.conn, f.backend = conn, backend
+	f.conn, f.backend, f.carried = conn, backend, f.pool.carriedBy(backend)
 	f.mu.Unlock()
 	return p.add(f, at)
 }
@@ -334,7 +345,7 @@ func (p *Proxy) answers(f *flow) {
 		if err == nil || conn != f.current() {
 			continue
 		}
-		if errors.Is(err, unix.ECONNREFUSED) && p.elsewhere(f) {
+		if errors.Is(err, unix.ECONNREFUSED) && p.elsewhere(f, err) {
 			continue
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) && !f.expired() { // the client has said something meanwhile
@@ -369,17 +380,19 @@ func (p *Proxy) answer(f *flow, conn *Socket) error {
 		return err
 	}
 	defer p.buffers.Put(buf)
-	f.noteAnswer()
+	f.noteAnswer(n)
 	_, _ = f.front.WriteToUDPAddrPort(buf[:n], f.client) // a datagram that the kernel refuses is lost
 	return nil
 }
 
-// noteAnswer notes that the backend has answered.
-func (f *flow) noteAnswer() {
+// noteAnswer notes that the backend has answered, so many bytes.
+func (f *flow) noteAnswer(n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.Touch()
+	f.carried.ToClient.Add(1, n)
 	if !f.answered {
+		f.proxy.tell(&f.Call, f.backend, model.Answered)
 		f.pool.confirmed(f.client.Addr(), f.backend, time.Now())
 	}
 	f.answered, f.pending = true, nil
@@ -388,9 +401,12 @@ func (f *flow) noteAnswer() {
 
 // elsewhere moves a flow whose backend is not there to another one, with what the client has said last, and reports
 // whether that was possible. A backend that has answered before keeps the flow: it may be back in a moment.
-func (p *Proxy) elsewhere(f *flow) bool {
+func (p *Proxy) elsewhere(f *flow, why error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if !f.over && !f.answered && !f.moving && !f.told {
+		p.tellError(&f.Call, f.backend, why)
+	}
 	if f.over || f.answered || f.moving || len(f.tried)+1 >= p.options.Dials {
 		return f.moving
 	}
@@ -408,10 +424,12 @@ func (p *Proxy) elsewhere(f *flow) bool {
 		return false
 	}
 	f.conn.end()
-	f.conn, f.backend = conn, backend
+	f.conn, f.backend, f.asked, f.told = conn, backend, time.Now(), false
+	f.carried = f.pool.carriedBy(backend)
 	f.Touch()
 	f.pool.attempted(f.client.Addr(), backend, time.Now())
 	_ = f.conn.SetReadDeadline(f.deadline())
+	f.carried.ToBackend.Add(1, len(f.pending))
 	_, err = f.conn.Write(f.pending)
 	return err == nil
 }

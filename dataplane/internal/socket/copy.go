@@ -81,10 +81,25 @@ func (c *Copier) Deadline(a *Activity) time.Time {
 	return time.Unix(0, a.last.Load()).Add(idle)
 }
 
+// Carried is what backends have got and sent, without headers. Of a stream it has no packets.
+type Carried struct{ ToBackend, ToClient Sum }
+
+// Sum adds up what is carried in one direction. nil takes everything, and forgets it.
+type Sum struct{ Packets, Bytes atomic.Uint64 }
+
+// Add adds to it.
+func (s *Sum) Add(packets, bytes int) {
+	if s != nil {
+		s.Packets.Add(uint64(packets))
+		s.Bytes.Add(uint64(bytes))
+	}
+}
+
 // A Link is a client's connection and the one to its backend.
 type Link struct {
 	*Activity
 	Client, Backend *Conn
+	Carried         *Carried
 	// Borrow asks for files for a pipe, and returns what gives them back; nil: there are none to be had.
 	Borrow func(files int) (back func())
 }
@@ -95,9 +110,9 @@ func (c *Copier) Copy(l *Link) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c.copyOneWay(l, l.Client, l.Backend)
+		c.copyOneWay(direction{l, c, l.Client, l.Backend, &l.Carried.ToClient})
 	}()
-	c.copyOneWay(l, l.Backend, l.Client)
+	c.copyOneWay(direction{l, c, l.Backend, l.Client, &l.Carried.ToBackend})
 	<-done
 	l.Client.End()
 	l.Backend.End()
@@ -105,19 +120,18 @@ func (c *Copier) Copy(l *Link) {
 
 // copyOneWay copies in one direction and passes its end on. An error ends both directions, by a reset, as if client and
 // backend had one connection.
-func (c *Copier) copyOneWay(l *Link, to, from *Conn) {
-	d := direction{l, c, to, from}
+func (c *Copier) copyOneWay(d direction) {
 	err := d.copy()
 	if err == nil {
-		err = to.CloseWrite()
+		err = d.to.CloseWrite()
 	}
 	if err != nil {
-		to.Reset()
-		from.Reset()
+		d.to.Reset()
+		d.from.Reset()
 		return
 	}
-	l.HalfClose()
-	_ = to.SetReadDeadline(c.Deadline(l.Activity)) // fails only if the connection is over
+	d.HalfClose()
+	_ = d.to.SetReadDeadline(c.Deadline(d.Activity)) // fails only if the connection is over
 }
 
 // direction is one of a Link's two.
@@ -125,6 +139,7 @@ type direction struct {
 	*Link
 	copier   *Copier
 	to, from *Conn
+	sum      *Sum
 }
 
 // copy copies until the end.
@@ -139,6 +154,7 @@ func (d *direction) copy() error {
 			return err
 		}
 		d.Touch()
+		d.sum.Add(0, n)
 		if n < room && n <= page {
 			room = page
 			continue

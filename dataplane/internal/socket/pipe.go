@@ -101,6 +101,7 @@ func (d *direction) through(p pipe) (ended bool, err error) {
 			return false, err
 		}
 		copied += n
+		d.sum.Add(0, n)
 	}
 	return false, nil
 }

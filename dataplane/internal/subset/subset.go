@@ -50,7 +50,7 @@ func (p *Subset) count(f model.Frontend, more int) {
 
 // Change follows a change of the whole that leads to s, and returns the change of the part. Its cost depends on c only.
 func (p *Subset) Change(s *model.State, c model.Change) model.Change {
-	out := model.Change{Guards: c.Guards, Health: c.Health, Pods: c.Pods}
+	out := model.Change{Guards: c.Guards, Health: c.Health, Pods: c.Pods, PoolsBefore: c.PoolsBefore}
 	pools := map[model.PoolID]bool{} // those that the part may get or lose; true: their backends have changed
 	for key := range touched(c) {
 		before, has := p.Frontends[key]

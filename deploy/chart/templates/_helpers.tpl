@@ -28,6 +28,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 
+{{- define "fairlead.healthSelectorLabels" -}}
+app.kubernetes.io/name: fairlead-health
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "fairlead.healthLabels" -}}
+{{ include "fairlead.healthSelectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end -}}
+
 {{- define "fairlead.serviceAccount" -}}
 {{- if .Values.serviceAccount.name -}}
 {{- .Values.serviceAccount.name -}}
@@ -112,6 +122,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- if include "fairlead.ebpf" . -}}
 {{- /* Not /sys/fs/bpf: AppArmor's profiles for containers let nobody write there. */ -}}
 {{- $own = set $own "ebpf" (dict "bpfRoot" "/host/bpf") -}}
+{{- end -}}
+{{- if .Values.healthResponder.enabled -}}
+{{- $own = set $own "healthCheckMaxAge" .Values.healthResponder.maxAge -}}
 {{- end -}}
 {{- toYaml (mergeOverwrite $own (deepCopy .Values.fairleadConfig)) -}}
 {{- end -}}

@@ -47,10 +47,11 @@ func TestPrometheus(t *testing.T) {
 	for _, p := range loadDashboard(t).Panels {
 		for _, q := range p.Targets {
 			text := strings.NewReplacer("$__rate_interval", "5m", "$instance", ".*").Replace(q.Expr)
-			empty := len(query(t, base, text)) == 0
-			if empty && !strings.Contains(text, "== 0") && !strings.Contains(text, "> 0") {
-				t.Errorf("%s: nothing comes of %s", p.Title, text)
+			if strings.Contains(text, "== 0") || strings.Contains(text, "> 0") {
+				continue
 			}
+			// On a busy machine a scrape may have come too late: the series are stale until the next one.
+			eventually.True(t, p.Title+": something comes of "+text, func() bool { return len(query(t, base, text)) > 0 })
 		}
 	}
 }

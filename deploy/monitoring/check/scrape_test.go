@@ -36,6 +36,7 @@ type counting struct{ dataplane.Dataplane }
 func (counting) Counters(context.Context) (dataplane.Counters, error) {
 	return dataplane.Counters{
 		Tables: []dataplane.Table{{Name: "connections", Capacity: 2, Used: 1, Counted: true}}, Dials: &dataplane.Dials{},
+		Connections: true, Traffic: true,
 	}, nil
 }
 

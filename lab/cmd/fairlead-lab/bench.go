@@ -60,7 +60,7 @@ func benchCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, names []string) error { return b.run(c.Context(), names) },
 	}
 	b.addFlagsTo(c.Flags())
-	c.AddCommand(benchReportCommand(), benchCompareCommand())
+	c.AddCommand(benchReportCommand(), benchCompareCommand(), benchFailoverCommand())
 	return c
 }
 

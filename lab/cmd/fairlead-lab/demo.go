@@ -47,7 +47,7 @@ func demoCommand() *cobra.Command {
 	c.Flags().StringVar(&o.Mode, "proxy-mode", demo.Modes()[0], "the data plane: one of "+strings.Join(demo.Modes(), ", "))
 	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	c.Flags().BoolVar(&o.Strict, "strict", false,
-		"run nothing if anything in the manifests is wrong or hardly meant, and exit with status 1")
+		"run nothing if anything in the manifests is wrong or probably a mistake, and exit with status 1")
 	c.Flags().BoolVar(&o.Keep, "keep", false, "let the cluster run until Ctrl-C, and say how to look into it")
 	return c
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/signal"
 	"slices"
@@ -20,12 +19,13 @@ import (
 	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/lab/advise"
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/plugin/ask"
 	"fairlead.dev/fairlead/service"
 )
 
 // recommendation is what is to be found out.
 type recommendation struct {
-	cli.Inspection
+	ask.Inspection
 	duration    time.Duration
 	connections string
 	rowsFile    string
@@ -45,9 +45,9 @@ func recommendCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return r.run(c.Context()) },
 	}
-	r.AddOfflineTo(c.Flags())
+	r.AddOfflineTo(c)
 	for _, name := range []string{"kubeconfig", "master", "iptables-backend"} {
-		c.Flags().AddFlag(cli.Lookup(r.Flags, name))
+		c.Flags().AddFlag(r.Flags.Lookup(name))
 	}
 	c.Flags().DurationVar(&r.duration, "duration", 10*time.Second, "how long to measure, all data planes together")
 	c.Flags().StringVar(&r.rowsFile, "rows", "",
@@ -114,9 +114,6 @@ func (r *recommendation) others() (all []advise.Finding) {
 }
 
 func (r *recommendation) check() error {
-	if err := r.Check(); err != nil {
-		return err
-	}
 	kinds := []advise.Traffic{advise.Mixed, advise.Short, advise.Long}
 	if !slices.Contains(kinds, advise.Traffic(r.connections)) {
 		return cli.Misused(fmt.Errorf("--connections: %q is none of mixed, short, long", r.connections))
@@ -140,11 +137,9 @@ func (r *recommendation) rows(ctx context.Context) (*model.State, error) {
 	if r.rowsFile != "" {
 		return r.readRows()
 	}
-	if !r.IsOffline() && !cli.Lookup(r.Flags, "kubeconfig").Changed && !cli.Lookup(r.Flags, "master").Changed {
-		output := r.Output
-		r.Output = "text"
-		answer, err := r.Ask(ctx, "/dump", url.Values{})
-		if r.Output = output; err != nil {
+	if !r.IsOffline() && !r.Flags.Lookup("kubeconfig").Changed && !r.Flags.Lookup("master").Changed {
+		answer, err := r.Text(ctx, "/dump")
+		if err != nil {
 			return nil, err
 		}
 		state, err := model.ParseState(string(answer))

@@ -291,7 +291,7 @@ func (g generator) probes(o objects) (all []probe) {
 		for _, port := range s.Spec.Ports {
 			protocol, _ := model.ParseProtocol(string(port.Protocol))
 			for _, to := range addresses(s, port) {
-				if p := g.probe(to, protocol); g.chance(65) && !(p.from == farPod && sticky(s)) {
+				if p := g.probe(to, protocol); g.chance(65) {
 					all = append(all, p)
 				}
 			}
@@ -300,7 +300,10 @@ func (g generator) probes(o objects) (all []probe) {
 	for range 12 {
 		all = append(all, g.probe(g.destination(), pick(g, model.TCP, model.UDP)))
 	}
-	return all
+	return slices.DeleteFunc(all, func(p probe) bool {
+		s := o.find(p.to, p.protocol).service
+		return p.from == farPod && s != nil && sticky(s)
+	})
 }
 
 func (g generator) probe(to netip.AddrPort, p model.Protocol) probe {

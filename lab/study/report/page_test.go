@@ -4,35 +4,20 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
-	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/page"
-	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
-	"fairlead.dev/fairlead/lab/lack"
+	"fairlead.dev/fairlead/lab/browser"
 )
-
-type step = chromedp.Action[chromedp.Void]
-
-// command is one of the protocol, as a step.
-func command[P, R any](c cdp.Command[P, R], params P) step {
-	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
-		_, err := cdp.Call(ctx, t, c, params)
-		return err
-	})
-}
 
 // window is a browser that shows a page.
 type window struct {
@@ -40,36 +25,6 @@ type window struct {
 	ctx  context.Context
 	mu   sync.Mutex
 	said []string // requests, and what the console says
-}
-
-// browser is the path of Chromium; the test is skipped where there is none.
-func browser(t *testing.T) string {
-	t.Helper()
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path
-		}
-	}
-	lack.Skip(t, lack.Chromium, "neither Debian's package chromium nor another one is installed")
-	return ""
-}
-
-// start starts a browser.
-func start(t *testing.T) context.Context {
-	t.Helper()
-	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]),
-		chromedp.ExecPath(browser(t)), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.UserDataDir(t.TempDir()),
-		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-component-update", true))
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewExecAllocator(ctx, options...)
-	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewContext(ctx)
-	t.Cleanup(cancel)
-	if err := chromedp.Do(ctx); err != nil {
-		t.Fatal(err)
-	}
-	return ctx
 }
 
 // tester is for tests of the page of one Result in one browser.
@@ -80,7 +35,7 @@ type tester struct {
 
 func TestPage(t *testing.T) {
 	t.Parallel()
-	page := tester{start(t), filepath.Join(t.TempDir(), "page.html")}
+	page := tester{browser.Start(t), filepath.Join(t.TempDir(), "page.html")}
 	if err := os.WriteFile(page.path, written(t, HTML, made()), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -95,13 +50,13 @@ func TestPage(t *testing.T) {
 }
 
 // open shows the page in a tab of its own; before comes before it is loaded.
-func (p tester) open(t *testing.T, before ...step) *window {
+func (p tester) open(t *testing.T, before ...browser.Step) *window {
 	t.Helper()
 	w := &window{t: t}
 	ctx, cancel := chromedp.NewContext(p.browser, chromedp.WithListener(w.hear))
 	t.Cleanup(cancel)
 	w.ctx = ctx
-	w.run(command(network.Enable, network.EnableParams{}))
+	w.run(browser.Command(network.Enable, network.EnableParams{}))
 	w.run(before...)
 	w.run(chromedp.Navigate("file://" + p.path))
 	return w
@@ -116,12 +71,8 @@ func (w *window) hear(event any) {
 			return
 		}
 		said = "request: " + e.Request.URL
-	case *runtime.EventConsoleAPICalled:
-		said = fmt.Sprintf("console: %s", e.Type)
-	case *runtime.EventExceptionThrown:
-		said = "exception: " + e.ExceptionDetails.Text
-	case *log.EventEntryAdded:
-		said = "log: " + e.Entry.Text
+	default:
+		said = browser.Complaint(event)
 	}
 	if said != "" {
 		w.mu.Lock()
@@ -130,7 +81,7 @@ func (w *window) hear(event any) {
 	}
 }
 
-func (w *window) run(steps ...step) {
+func (w *window) run(steps ...browser.Step) {
 	w.t.Helper()
 	if err := chromedp.Do(w.ctx, steps...); err != nil {
 		w.t.Fatal(err)
@@ -255,7 +206,7 @@ return texts.flatMap((e) => e.closest("svg") ? of(e, "fill", 4.5) : of(e, "color
   .concat(all(".series .mark, .series .line, .key .line").filter(visible).flatMap((e) => of(e, "stroke", 3)));`
 
 func (p tester) contrast(t *testing.T, scheme string) {
-	w := p.open(t, chromedp.EmulateViewport(1280, 900), command(emulation.SetEmulatedMedia,
+	w := p.open(t, chromedp.EmulateViewport(1280, 900), browser.Command(emulation.SetEmulatedMedia,
 		emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
 			{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"},
 		}}))
@@ -287,7 +238,7 @@ func (p tester) forEverybody(t *testing.T) {
 }
 
 func (p tester) withoutScript(t *testing.T) {
-	w := p.open(t, command(emulation.SetScriptExecutionDisabled,
+	w := p.open(t, browser.Command(emulation.SetScriptExecutionDisabled,
 		emulation.SetScriptExecutionDisabledParams{Value: true}), chromedp.EmulateViewport(1280, 900))
 	w.shot("without-script")
 	w.lines("charts", chartsWithoutPicture)
@@ -301,7 +252,7 @@ func (p tester) withoutScript(t *testing.T) {
 
 func (p tester) printed(t *testing.T) {
 	w := p.open(t)
-	w.run(command(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"}))
+	w.run(browser.Command(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"}))
 	w.lines("charts", chartsWithoutPicture)
 	w.lines("figures", `return all(".figure").filter((f) => !visible(f)).map(name);`)
 	pdf, err := chromedp.Run(w.ctx, chromedp.PrintToPDF(func(o *page.PrintToPDFParams) {

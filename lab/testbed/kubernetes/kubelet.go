@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -27,8 +28,9 @@ import (
 // with PodPlace.
 //
 // It knows the parts of the Pod API that move Services. These are host network, readiness gates, the initial delay of a
-// readiness probe, which then succeeds, and in deletion a preStop sleep. The pod serves on during that sleep. Then its
-// servers end, and after them its addresses and its object are gone: at once if it was deleted without grace.
+// readiness probe, which then succeeds, and in deletion preStop hooks: a sleep, or a command in the pod's network. The
+// pod serves on meanwhile. Then its servers end, and after them its addresses and its object are gone: at once if
+// it was deleted without grace.
 type Kubelet struct {
 	bed    *testbed.Bed
 	client kubernetes.Interface
@@ -37,6 +39,7 @@ type Kubelet struct {
 	queue  workqueue.TypedRateLimitingInterface[string]
 	stop   context.CancelFunc
 	group  sync.WaitGroup
+	execs  []*http.Server // of ServeExec
 
 	binding sync.Mutex // held while a node is chosen
 
@@ -44,6 +47,7 @@ type Kubelet struct {
 	running map[string]*runningPod // by key
 	bound   map[string]string      // key to node: bound here, and perhaps not seen yet
 	errs    []error
+	hooks   []Hook
 }
 
 // runningPod is a pod of the Bed. Only the worker that has its key uses it.
@@ -52,8 +56,9 @@ type runningPod struct {
 	place   string
 	addrs   []string
 	started time.Time
-	leaving time.Time // when it was told to stop; zero: it was not
-	stopped time.Time // when its servers ended; zero: they serve
+	leaving time.Time       // when it was told to stop; zero: it was not
+	hooked  <-chan struct{} // closed when the commands of its preStop hooks have ended
+	stopped time.Time       // when its servers ended; zero: they serve
 }
 
 // PodPlace is what a pod is called in the Bed, and in its answers.
@@ -86,6 +91,7 @@ func (c *ControlPlane) StartKubelet(ctx context.Context, bed *testbed.Bed) (*Kub
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	k.stop = stop
 	factory.Start(run.Done())
+	k.group.Go(func() { k.live(run) })
 	k.group.Go(func() {
 		<-run.Done()
 		factory.Shutdown()
@@ -108,6 +114,9 @@ func (c *ControlPlane) StartKubelet(ctx context.Context, bed *testbed.Bed) (*Kub
 func (k *Kubelet) Close() error {
 	k.queue.ShutDown()
 	k.stop()
+	for _, s := range k.execs {
+		_ = s.Close()
+	}
 	k.group.Wait()
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -240,6 +249,9 @@ func (k *Kubelet) terminate(ctx context.Context, key string, pod *corev1.Pod) (a
 	if r := k.runs(key); r != nil {
 		if left := r.left(pod); left > 0 {
 			return left, nil
+		}
+		if !k.hook(ctx, key, r, pod) {
+			return 0, nil
 		}
 		if r.stopped.IsZero() {
 			r.stopped = time.Now()

@@ -178,7 +178,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--advertise-address=" + relayAddr(false).Addr().String(), "--endpoint-reconciler-type=none",
 		// Pods need no tokens and nodes are never tainted: no component would mount the one or remove the other.
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
-		"--allow-privileged", "--profiling=false",
+		"--allow-privileged", "--profiling=false", "--kubelet-preferred-address-types=" + string(kubeletAddress),
 	}, c.extraArgs...)
 }
 

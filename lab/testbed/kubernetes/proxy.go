@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,16 +24,18 @@ import (
 // ProxyOptions say which service proxy to start on the node of a Bed.
 type ProxyOptions struct {
 	Bed     *testbed.Bed
-	Command []string   // program and arguments
-	Env     []string   // beside this process's
-	Files   []*os.File // open in the proxy, from descriptor 3 on
-	Log     io.Writer  // gets what the proxy writes, beside Proxy.Log; may be nil
+	Place   testbed.Place // empty: the node
+	Command []string      // program and arguments
+	Env     []string      // beside this process's
+	Files   []*os.File    // open in the proxy, from descriptor 3 on
+	Log     io.Writer     // gets what the proxy writes, beside Proxy.Log; may be nil
 }
 
 // Proxy is a service proxy that runs on a node of a Bed. It ends with the Bed at the latest.
 type Proxy struct {
 	cmd   *testbed.Cmd
 	bed   *testbed.Bed
+	place testbed.Place
 	log   testbed.Output
 	ended chan struct{}
 	err   error
@@ -59,8 +62,8 @@ func ProxyArgs(kubeconfig, mode string) []string {
 
 // StartProxy starts a proxy; Ready says when it serves, which the proxy tells at 127.0.0.1:10256.
 func StartProxy(ctx context.Context, o ProxyOptions) (*Proxy, error) {
-	p := &Proxy{bed: o.Bed, ended: make(chan struct{})}
-	p.cmd = o.Bed.Command(ctx, testbed.Node, o.Command[0], o.Command[1:]...)
+	p := &Proxy{bed: o.Bed, place: cmp.Or(o.Place, testbed.Node), ended: make(chan struct{})}
+	p.cmd = o.Bed.Command(ctx, p.place, o.Command[0], o.Command[1:]...)
 	p.cmd.Env = append(os.Environ(), o.Env...)
 	p.cmd.ExtraFiles = o.Files
 	var out io.Writer = &p.log
@@ -154,7 +157,7 @@ func (p *Proxy) Get(ctx context.Context, addr netip.AddrPort, path string) (stat
 	if err != nil {
 		return 0, nil, err
 	}
-	response, err := p.bed.HTTPClient(testbed.Node).Do(request)
+	response, err := p.bed.HTTPClient(p.place).Do(request)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -38,7 +39,9 @@ func kind(err error) string {
 	}{
 		{Refused, []error{unix.ECONNREFUSED}},
 		{Reset, []error{unix.ECONNRESET, unix.ECONNABORTED, unix.EPIPE, io.EOF, io.ErrUnexpectedEOF}},
-		{TimedOut, []error{os.ErrDeadlineExceeded, unix.ETIMEDOUT, unix.EAGAIN, unix.EINPROGRESS}},
+		{TimedOut, []error{
+			os.ErrDeadlineExceeded, context.DeadlineExceeded, unix.ETIMEDOUT, unix.EAGAIN, unix.EINPROGRESS,
+		}},
 		{Unreachable, []error{unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.EHOSTDOWN, unix.EPERM}},
 		{NoSource, []error{unix.EADDRNOTAVAIL, unix.EADDRINUSE}},
 	} {

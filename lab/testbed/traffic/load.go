@@ -165,6 +165,13 @@ func (c *collector) add(s sample, err error) {
 	defer c.mu.Unlock()
 	r := &c.result
 	r.Bytes += int64(s.bytes)
+	if c.load.Each {
+		a := Attempt{At: time.Since(c.begin) - s.total, Took: s.total}
+		if err != nil {
+			a.Error = kind(err)
+		}
+		r.Each = append(r.Each, a)
+	}
 	if err != nil {
 		r.Errors[kind(err)]++
 		return

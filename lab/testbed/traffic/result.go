@@ -29,8 +29,17 @@ type Result struct {
 	Connect, Processing, Waiting Histogram
 	// Total is all of it; with a Rate it counts from when the request should have begun.
 	Total Histogram
+	// Each is what became of each request, with Load.Each, in the order in which they ended.
+	Each []Attempt `json:",omitempty"`
 	// Intervals are the bytes of bulk data in one after the other of Load.Interval; the last one may be short.
 	Intervals []int64 `json:",omitempty"`
+}
+
+// Attempt is a request.
+type Attempt struct {
+	At    time.Duration // when it should have begun, from the beginning of the load
+	Took  time.Duration
+	Error string `json:",omitempty"` // its kind, as in Errors
 }
 
 // PerSecond is how many requests were done in a second.

@@ -104,6 +104,8 @@ type Load struct {
 	Addresses []netip.Addr
 	// Timeout is how long a request may take, connecting included; 0: 10 s.
 	Timeout time.Duration
+	// Each has Result.Each tell of each request of HTTP.
+	Each bool
 	// Interval is that of Result.Intervals, of Bulk; 0: none.
 	Interval time.Duration
 }

@@ -1,0 +1,261 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/namespace"
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
+	"fairlead.dev/fairlead/internal/tracked"
+	"fairlead.dev/fairlead/model"
+)
+
+// orphans has open connections reset whose backend is gone and does not acknowledge what it was sent.
+//
+//	ResetOrphans ─► a goroutine lists flows to backends that are gone: unacknowledged, and silent? ─► set "orphans"
+//	                the client's next packet (forward, output) ─► in the set? ─► reset
+//
+// Connection tracking notes whether all data of the client is acknowledged, and when a packet of the flow came last. A
+// backend that lives acknowledges within a fraction of a second. A client that has no answer sends again, ever later: a
+// pause of two seconds says that several packets had none. An idle connection has nothing unacknowledged.
+//
+// The tables are there while there are orphans. They are the socket's own, and go with the process.
+type orphans struct {
+	looking chan orphanLook // gets what the goroutine has done; nil: there is none
+	next    time.Time       // no look begins earlier
+
+	// The goroutine's:
+	network   namespace.Namespace
+	relayed   uint32 // the mark of flows that are the process's own
+	conntrack *nfnetlink.Socket
+	ruleset   *nft.Ruleset // nil: there are no tables
+	tables    []*nft.Table
+	until     map[orphan]time.Time // the elements of the sets
+}
+
+// orphanLook is what a look has done.
+type orphanLook struct {
+	found int
+	err   error
+	next  time.Time
+}
+
+// orphan is a connection, by its client and its backend.
+type orphan struct{ client, backend netip.AddrPort }
+
+const (
+	// silence is how long ago the last packet came, at least.
+	silence = 2 * time.Second
+	// orphanStays is longer than any pause until a client sends again (TCP_RTO_MAX).
+	orphanStays = 150 * time.Second
+	maxOrphans  = 1 << 14
+	orphanSet   = "orphans"
+	// A look at a hundred thousand flows takes 0.05 s, and 0.4 s if backends have many ports. The caller, for whom changes
+	// wait, waits for orphanPatience. After a look comes a rest, orphanRest times as long.
+	orphanPatience = 20 * time.Millisecond
+	orphanRest     = 50
+)
+
+func newOrphans(c dataplane.Config) (*orphans, error) {
+	o := &orphans{relayed: c.RelayMark(), until: map[orphan]time.Time{}}
+	var err error
+	if o.network, err = namespace.Here(); err != nil {
+		return nil, err
+	}
+	if o.conntrack, err = nfnetlink.Dial(); err != nil {
+		return nil, errors.Join(err, o.network.Close())
+	}
+	return o, nil
+}
+
+// ResetOrphans implements dataplane.Observed.
+func (p *plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (int, error) {
+	n, err := p.Dataplane.ResetOrphans(ctx, gone)
+	found, failed := p.orphans.seek(gone)
+	if failed != nil {
+		failed = fmt.Errorf("reset connections to backends that are gone: %w", failed)
+	}
+	say(p.config, "resetting connections to backends that are gone and do not acknowledge data", found)
+	return n + found, errors.Join(err, failed)
+}
+
+// seek begins a look, if it is time to, and returns what the last one has done. A look that takes long goes on.
+func (o *orphans) seek(gone dataplane.Gone) (found int, err error) {
+	if o.looking == nil && time.Now().After(o.next) {
+		o.looking, gone = make(chan orphanLook, 1), maps.Clone(gone)
+		go func(done chan<- orphanLook) {
+			begun := time.Now()
+			found, err := o.find(gone)
+			if err == nil {
+				err = o.reset(found)
+			}
+			now := time.Now()
+			done <- orphanLook{len(found), err, now.Add(orphanRest * now.Sub(begun))}
+		}(o.looking)
+	}
+	if o.looking == nil {
+		return 0, nil
+	}
+	select {
+	case l := <-o.looking:
+		o.looking, o.next = nil, l.next
+		return l.found, l.err
+	case <-time.After(orphanPatience):
+		return 0, nil
+	}
+}
+
+// find returns the orphans that are not in the sets.
+func (o *orphans) find(gone dataplane.Gone) (found []orphan, err error) {
+	renewed, err := o.renewed()
+	if err != nil || len(gone) == 0 {
+		return nil, err
+	}
+	for _, v6 := range []bool{false, true} {
+		for _, f := range flowsTo(gone, v6) {
+			_, failed := tracked.List(o.conntrack, v6, f, func(f *tracked.Flow) bool {
+				_, is := gone[f.Answers]
+				who := orphan{f.From, f.Answers}
+				if is && f.To != f.Answers && f.Mark&o.relayed == 0 && f.Unheard && f.Left < renewed-silence &&
+					o.until[who].IsZero() && len(o.until)+len(found) < maxOrphans {
+					found = append(found, who)
+				}
+				return false
+			})
+			err = errors.Join(err, failed)
+		}
+	}
+	return found, err
+}
+
+// flowsTo are filters for the flows of one address family that may matter. As in look, there are few.
+func flowsTo(gone dataplane.Gone, v6 bool) (filters []tracked.Filter) {
+	ports := map[uint16]bool{}
+	for b := range gone {
+		if b.Addr().Is6() == v6 && !ports[b.Port()] {
+			ports[b.Port()] = true
+			filters = append(filters, tracked.Filter{Protocol: model.TCP, Answers: netip.AddrPortFrom(netip.Addr{}, b.Port())})
+		}
+	}
+	if len(filters) > maxLooks {
+		return []tracked.Filter{{Protocol: model.TCP}}
+	}
+	return filters
+}
+
+// renewed is for how long a packet has a connection remembered that has unacknowledged data, at least.
+func (o *orphans) renewed() (least time.Duration, err error) {
+	least = time.Duration(1<<63 - 1)
+	return least, o.network.Do(func() error {
+		for _, timeout := range []string{"established", "unacknowledged", "max_retrans"} {
+			text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_" + timeout)
+			if err != nil {
+				return err
+			}
+			var seconds int
+			if _, err := fmt.Sscan(string(text), &seconds); err != nil {
+				return err
+			}
+			least = min(least, time.Duration(seconds)*time.Second)
+		}
+		return nil
+	})
+}
+
+// reset has the next packet of each client answered by a reset. The tables go with the last orphan.
+func (o *orphans) reset(found []orphan) error {
+	now := time.Now()
+	maps.DeleteFunc(o.until, func(_ orphan, until time.Time) bool { return now.After(until) })
+	if len(found) == 0 {
+		if len(o.until) == 0 {
+			return o.closeTables()
+		}
+		return nil
+	}
+	tx := &nft.Transaction{}
+	if err := o.openTables(tx); err != nil {
+		return errors.Join(err, o.closeTables())
+	}
+	for _, t := range o.tables {
+		t.Tx = tx
+		for _, of := range found {
+			if t.Family.Mine(of.backend.Addr()) {
+				key := append(nft.EncodeBackend(of.client), nft.EncodeBackend(of.backend)...)
+				t.Timed(t.Sets[0], key, nil, nft.Life{Lasts: orphanStays, Left: orphanStays})
+			}
+		}
+	}
+	if err := o.ruleset.Send(tx, tx.Steps); err != nil {
+		return errors.Join(err, o.closeTables())
+	}
+	for _, of := range found {
+		o.until[of] = now.Add(orphanStays)
+	}
+	return nil
+}
+
+func (o *orphans) openTables(tx *nft.Transaction) (err error) {
+	if o.ruleset != nil {
+		return nil
+	}
+	err = o.network.Do(func() (err error) {
+		o.ruleset, err = nft.Open(func(string) error { return nil })
+		return err
+	})
+	for _, f := range nft.Families {
+		set := &nft.Set{
+			Name: orphanSet, Flags: unix.NFT_SET_TIMEOUT, Key: []nft.Field{f.Address, nft.Port, f.Address, nft.Port},
+		}
+		t := nft.NewTable(nft.Table{Family: f, Name: "fairlead-orphans", Owned: true, Sets: []*nft.Set{set}, Tx: tx})
+		hook := func(name string, number uint32) nft.Chain {
+			return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number}, Rules: []nft.Rule{resetOrphan(f)}}
+		}
+		o.tables = append(o.tables, &t)
+		err = errors.Join(err, t.Structure([]nft.Chain{
+			hook("forward", unix.NF_INET_FORWARD), hook("output", unix.NF_INET_LOCAL_OUT),
+		}))
+	}
+	return err
+}
+
+// resetOrphan answers a packet of a client, which has its backend's address by now.
+func resetOrphan(f nft.Family) nft.Rule {
+	source, n := expr.CtKey(19), f.Address.Words() // NFT_CT_SRC_IP
+	if f.V6() {
+		source = 21 // NFT_CT_SRC_IP6
+	}
+	return nft.NewRule("reset",
+		nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Equals([]byte{unix.IPPROTO_TCP}),
+		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)}, nft.Equals([]byte{0}),
+		nft.Tuple{Key: source, Register: nft.Word(0)},
+		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(n)},
+		nft.Tuple{Key: source, Register: nft.Word(n + 1), Reply: true},
+		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(2*n + 1), Reply: true},
+		nft.In(orphanSet), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+}
+
+func (o *orphans) closeTables() (err error) {
+	if o.ruleset != nil {
+		err = o.ruleset.Close()
+	}
+	o.ruleset, o.tables = nil, nil
+	clear(o.until)
+	return err
+}
+
+func (o *orphans) close() error {
+	if o.looking != nil {
+		<-o.looking
+	}
+	return errors.Join(o.closeTables(), o.conntrack.Close(), o.network.Close())
+}

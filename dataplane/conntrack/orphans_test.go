@@ -1,0 +1,49 @@
+package conntrack_test
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/iptables"
+	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/lab/outcomestest"
+	"fairlead.dev/fairlead/lab/testbed"
+)
+
+func TestOrphans(t *testing.T) {
+	for name, newPlane := range map[string]dataplane.New{
+		"nftables": nftables.New, "iptables": iptables.New(iptables.Options{Backend: iptables.NFTables}),
+	} {
+		for _, snat := range []string{"never", "always"} {
+			t.Run(name+" snat "+snat, func(t *testing.T) {
+				t.Parallel()
+				bed := outcomestest.NewOrphansBed(t, false)
+				var p dataplane.Dataplane
+				err := bed.Do(testbed.Node, func() (err error) {
+					if snat == "always" { // an idle connection is forgotten as soon as one that is not acknowledged
+						const timeout = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"
+						if err := os.WriteFile(timeout, []byte("120"), 0); err != nil {
+							return err
+						}
+					}
+					p, err = conntrack.Wrap(newPlane)(dataplane.Config{})
+					return err
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					if err := errors.Join(p.Remove(t.Context()), p.Close()); err != nil {
+						t.Error(err)
+					}
+				})
+				outcomestest.Orphans{
+					TB: t, Bed: bed, SNAT: snat, From: []testbed.Place{testbed.Node, "client", testbed.Outside},
+				}.Run(p)
+			})
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"sync"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/tracked"
+	"fairlead.dev/fairlead/model"
+)
+
+// traffic adds up the packets and bytes of flows that rules have translated. The kernel counts them in each flow if the
+// sysctl net.netfilter.nf_conntrack_acct says so. IPVS counts those that it translates itself.
+//
+//	a flow ends ── event ──► ended ─┐
+//	flows that go on ── list ───────┴► of each destination and backend
+//
+// The event makes a connection some four percent dearer, so that traffic is counted only with the connections of each
+// backend. Events that are lost when very many flows end at once are missing in the sums.
+type traffic struct {
+	watch *tracked.Watch
+	done  chan struct{}
+
+	mu    sync.Mutex
+	ended map[way]sum
+
+	told map[way]sum // at least so much, as a flow that ends is in neither for a moment
+}
+
+// way is from a destination of clients to what answers them.
+type way struct {
+	to      model.Key
+	backend netip.AddrPort
+}
+
+type sum struct{ toBackend, toClient dataplane.Traffic }
+
+func (s sum) plus(o sum) sum { return sum{s.toBackend.Plus(o.toBackend), s.toClient.Plus(o.toClient)} }
+
+func (s sum) atLeast(o sum) sum {
+	return sum{s.toBackend.AtLeast(o.toBackend), s.toClient.AtLeast(o.toClient)}
+}
+
+// maxWays bounds of how many ways ended flows are added up.
+const maxWays = 1 << 16
+
+// watchTraffic begins, if the kernel tells when flows end.
+func watchTraffic() *traffic {
+	w, err := tracked.NewWatch(tracked.Ended)
+	if err != nil {
+		return nil
+	}
+	t := &traffic{watch: w, done: make(chan struct{}), ended: map[way]sum{}, told: map[way]sum{}}
+	go func() {
+		defer close(t.done)
+		for {
+			if err := w.Next(t.end); err != nil && !errors.Is(err, tracked.ErrMissed) {
+				return // closed
+			}
+		}
+	}()
+	return t
+}
+
+func (t *traffic) end(f *tracked.Flow) {
+	at, s := of(f)
+	if f.Status&tracked.NewTo == 0 || s == (sum{}) {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if had, ok := t.ended[at]; ok || len(t.ended) < maxWays {
+		t.ended[at] = had.plus(s)
+	}
+}
+
+// of is what a flow has carried.
+func of(f *tracked.Flow) (way, sum) {
+	return way{model.Key{Addr: f.To.Addr(), Port: f.To.Port(), Protocol: f.Protocol}, f.Answers},
+		sum{dataplane.Traffic(f.Sent), dataplane.Traffic(f.Received)}
+}
+
+// add puts the sums into counters, in the rows of backends.
+func (t *traffic) add(c *dataplane.Counters, conn *nfnetlink.Socket, s *model.State) error {
+	t.mu.Lock()
+	all := maps.Clone(t.ended)
+	t.mu.Unlock()
+	for _, v6 := range []bool{false, true} {
+		open := map[way]sum{}
+		translated := tracked.Filter{Status: tracked.NewTo, Mask: tracked.NewTo}
+		err := translated.Each(conn, v6, func() { clear(open) }, func(f *tracked.Flow) {
+			at, s := of(f)
+			open[at] = open[at].plus(s)
+		})
+		if err != nil {
+			return fmt.Errorf("traffic of flows: %w", err)
+		}
+		for at, s := range open {
+			all[at] = all[at].plus(s)
+		}
+	}
+	rows := dataplane.Tally{}
+	for _, row := range c.Served {
+		rows.Add(row)
+	}
+	for at, sum := range all {
+		if sum.toBackend.Packets == 0 { // the kernel does not count, or began later
+			continue
+		}
+		row, ok := rowOf(s, at)
+		if !ok {
+			t.forget(at)
+			continue
+		}
+		sum = sum.atLeast(t.told[at])
+		t.told[at] = sum
+		row.ToBackend, row.ToClient = sum.toBackend, sum.toClient
+		rows.Add(row)
+	}
+	c.Served, c.Traffic = rows.Served(), c.Traffic || len(t.told) > 0
+	c.Sort()
+	return nil
+}
+
+// forget drops the sums of a destination that is no Service's any more, or never was.
+func (t *traffic) forget(at way) {
+	delete(t.told, at)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.ended, at)
+}
+
+// rowOf is where the connections of a way are counted.
+func rowOf(s *model.State, at way) (row dataplane.Served, ok bool) {
+	for _, at.to.Scope = range []model.Scope{model.Any, model.Internal} {
+		f, exists := s.Frontends[at.to]
+		if !exists || f.Verdict != model.Forward {
+			continue
+		}
+		_, has := s.Pools[f.Pool].At(at.backend)
+		if ok && !has {
+			continue
+		}
+		row, ok = dataplane.Served{Pool: f.Pool}, true
+		if has {
+			row.Backend = at.backend
+		}
+	}
+	return row, ok
+}
+
+func (t *traffic) close() error {
+	if t == nil {
+		return nil
+	}
+	err := t.watch.Close()
+	<-t.done
+	return err
+}

@@ -1,0 +1,291 @@
+// Package outcomes tells which connections that the kernel translates were answered, refused, or not answered,
+// whichever data plane translates them. It never changes a packet.
+//
+//	             SYN again, no answer yet ─► unanswered ┐
+//	postrouting ─ RST or ICMP error back  ─► refused    ├─ Take, a few times a second ─► model.Outcome
+//	input       ─ SYN-ACK, if asked for   ─► answered   ┘
+//
+// A client's kernel sends its SYN again after a second. By then connection tracking has confirmed the connection, and
+// has seen no reply: that is how the rules know. Each such connection is an element of a set of nf_tables, which goes
+// by itself after a second. Packets of connections that are assured pass one rule.
+//
+// The tables are the socket's own. The kernel deletes them with the process, however that ends.
+package outcomes
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/internal/nft"
+	"fairlead.dev/fairlead/model"
+)
+
+const (
+	tableName = "fairlead-outcomes"
+	// stays is for how long an element can be read. The set is full where more connections fail in that time.
+	stays    = time.Second
+	elements = 1 << 14
+)
+
+// Bits of connection tracking's status (enum ip_conntrack_status) and state (NF_CT_STATE_BIT).
+const (
+	statusReplied, statusAssured, statusConfirmed = 1 << 1, 1 << 2, 1 << 3
+
+	stateRelated = 1 << 2
+)
+
+// Keys of ct that google/nftables lacks (enum nft_ct_keys).
+const (
+	ctSourceIP, ctDestinationIP, ctSourceIP6, ctDestinationIP6 expr.CtKey = 19, 20, 21, 22
+)
+
+// Chains and their rules' words of TCP.
+const (
+	chainOutcomes, chainAnswers = "outcomes", "answers"
+
+	flagSYN, flagRST, flagACK = 0x02, 0x04, 0x10
+)
+
+// The sets, by their numbers.
+const (
+	unanswered = iota
+	refused
+	answered
+)
+
+var results = [...]model.Result{unanswered: model.Unanswered, refused: model.Refused, answered: model.Answered}
+
+// Watch is what the kernel tells of one network namespace.
+type Watch struct {
+	ruleset *nft.Ruleset
+	tables  []*nft.Table
+	answers bool                // are told, too
+	seen    map[string]struct{} // elements that the last Take has found
+}
+
+// Open begins to watch the network namespace of the calling thread. It needs CAP_NET_ADMIN and Linux 5.12.
+func Open() (*Watch, error) {
+	ruleset, err := nft.Open(func(string) error { return nil })
+	if err != nil {
+		return nil, err
+	}
+	w := &Watch{ruleset: ruleset, seen: map[string]struct{}{}}
+	tx := &nft.Transaction{}
+	for _, f := range nft.Families {
+		t := nft.NewTable(nft.Table{Family: f, Name: tableName, Owned: true, Sets: sets(f), Tx: tx})
+		w.tables = append(w.tables, &t)
+		if err := t.Structure(chains(f)); err != nil {
+			return nil, errors.Join(err, ruleset.Close())
+		}
+	}
+	if err := ruleset.Send(tx, tx.Steps); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch outcomes of connections: %w", err), ruleset.Close())
+	}
+	return w, nil
+}
+
+// Close ends it, and deletes the tables.
+func (w *Watch) Close() error { return w.ruleset.Close() }
+
+// Take calls f with each connection that has failed since the last call. If answers are asked for, it also tells each
+// client and backend between which a connection was answered. Answers are told from the next call on.
+func (w *Watch) Take(answers bool, f func(model.Outcome)) error {
+	if answers != w.answers {
+		if err := w.tellAnswers(answers); err != nil {
+			return fmt.Errorf("watch answers to connections: %w", err)
+		}
+	}
+	now := map[string]struct{}{}
+	for _, t := range w.tables {
+		for set := range t.Sets {
+			if set == answered && !w.answers {
+				continue
+			}
+			reset := func() {} // elements that are listed twice are told once
+			err := t.ListOf(w.ruleset.Socket, t.Sets[set], reset, func(e nft.Element) {
+				key := string(rune(set)) + string(e.Key)
+				now[key] = struct{}{}
+				if _, known := w.seen[key]; known {
+					return
+				}
+				w.seen[key] = struct{}{}
+				f(outcome(t.Family, e.Key, results[set]))
+			})
+			if err != nil {
+				return fmt.Errorf("read outcomes of connections: %w", err)
+			}
+		}
+	}
+	w.seen = now
+	return nil
+}
+
+// tellAnswers fills or empties the chain that looks for answers.
+func (w *Watch) tellAnswers(tell bool) error {
+	tx := &nft.Transaction{}
+	for _, t := range w.tables {
+		t.Tx = tx
+		chain := nft.Chain{Name: chainAnswers}
+		if tell {
+			chain.Rules = answers(t.Family)
+		}
+		if err := t.SetChain(chain); err != nil {
+			return err
+		}
+	}
+	w.answers = tell
+	return w.ruleset.Send(tx, tx.Steps)
+}
+
+func sets(f nft.Family) []*nft.Set {
+	pair := append(append(f.FrontendKey(), f.Address, nft.Port), f.Address)
+	set := func(name string, key []nft.Field) *nft.Set {
+		return &nft.Set{Name: name, Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Key: key, Maximum: elements}
+	}
+	connection := append(pair[:len(pair):len(pair)], nft.Port)
+	return []*nft.Set{
+		unanswered: set("unanswered", connection), refused: set("refused", connection), answered: set("answered", pair),
+	}
+}
+
+// outcome reads the key of an element.
+func outcome(f nft.Family, key []byte, r model.Result) model.Outcome {
+	n := int(f.Address.Words() * 4)
+	to, _ := nft.DecodeKey(key[:n+8], model.Any)
+	backend, _ := nft.DecodeBackend(key[n+8 : 2*n+12])
+	client, _ := netip.AddrFromSlice(key[2*n+12 : 3*n+12])
+	return model.Outcome{To: to.AddrPort(), Protocol: to.Protocol, Backend: backend, Client: client, Result: r}
+}
+
+// chains are those of a table. A packet to this machine that comes over its loopback interface has passed postrouting.
+func chains(f nft.Family) []nft.Chain {
+	hook := func(name string, number uint32, rules ...nft.Rule) nft.Chain {
+		const priority = 0 // where tables filter
+		return nft.Chain{
+			Name: name, Hook: &nft.Hook{Kind: "filter", Number: number, Priority: priority},
+			Rules: append(append(rules, passAssured()), nft.NewRule("", nft.Jump(chainOutcomes))),
+		}
+	}
+	return []nft.Chain{
+		{Name: chainAnswers},
+		{Name: chainOutcomes, Rules: failures(f)},
+		hook("postrouting", unix.NF_INET_POST_ROUTING),
+		hook("input", unix.NF_INET_LOCAL_IN, nft.NewRule("seen in postrouting",
+			nft.LoadMeta(expr.MetaKeyIIFTYPE, 0), nft.Equals(binaryLoopback()), nft.Return())),
+	}
+}
+
+// binaryLoopback is the type of loopback interfaces, ARPHRD_LOOPBACK.
+func binaryLoopback() []byte { return nft.Native(unix.ARPHRD_LOOPBACK)[:2] }
+
+func passAssured() nft.Rule {
+	return nft.NewRule("goes on", status(), nft.Bits(0, statusAssured, 0), nft.Differs(nft.Native(0)), nft.Return())
+}
+
+func status() any { return &expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)} }
+
+// failures are the rules that find connections that fail.
+func failures(f nft.Family) (rules []nft.Rule) {
+	again := []any{
+		status(), nft.Bits(0, statusConfirmed|statusReplied, 0), nft.Equals(nft.Native(statusConfirmed)),
+	}
+	rule := func(comment string, parts ...[]any) {
+		var all []any
+		for _, p := range parts {
+			all = append(all, p...)
+		}
+		rules = append(rules, nft.NewRule(comment, all...))
+	}
+	rule("SYN again", protocol(model.TCP), flags(flagSYN|flagACK|flagRST, flagSYN), again, add(f, "unanswered", true))
+	for _, p := range []model.Protocol{model.UDP, model.SCTP} {
+		rule("again", protocol(p), again, add(f, "unanswered", true))
+	}
+	rule("reset", protocol(model.TCP), flags(flagRST|flagACK, flagRST|flagACK), ofSYN(), isReply(),
+		add(f, "refused", true))
+	related := []any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: nft.Word(0)}, nft.Bits(0, stateRelated, 0), nft.Differs(nft.Native(0)),
+	}
+	rule("unreachable", unreachable(f), related, isReply(), add(f, "refused", true))
+	rules = append(rules, nft.NewRule("", nft.Jump(chainAnswers)))
+	return rules
+}
+
+// answers are the rules that find those that are answered.
+func answers(f nft.Family) []nft.Rule {
+	syn := append(append(protocol(model.TCP), flags(flagSYN|flagACK, flagSYN|flagACK)...), isReply()...)
+	other := []any{nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Differs([]byte{byte(model.TCP)})}
+	return []nft.Rule{
+		nft.NewRule("SYN and ACK", append(syn, add(f, "answered", false)...)...),
+		nft.NewRule("an answer", append(append(other, isReply()...), add(f, "answered", false)...)...),
+	}
+}
+
+func protocol(p model.Protocol) []any {
+	return []any{nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Equals([]byte{byte(p)})}
+}
+
+func isReply() []any {
+	const reply = 1
+	return []any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)}, nft.Equals([]byte{reply})}
+}
+
+// flags goes on if, of these flags of TCP, the packet has exactly those.
+func flags(of, those byte) []any {
+	const offset = 13
+	return []any{
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 1, DestRegister: nft.Word(0)},
+		&expr.Bitwise{SourceRegister: nft.Word(0), DestRegister: nft.Word(0), Len: 1, Mask: []byte{of}, Xor: []byte{0}},
+		nft.Equals([]byte{those}),
+	}
+}
+
+// ofSYN goes on if the sequence number of a reset is 0, as in the answer to a SYN (RFC 9293, 3.10.7.1). In the answer
+// to a false ACK it is another one: a client cannot have itself refused.
+func ofSYN() []any {
+	const offset = 4
+	return []any{
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 4, DestRegister: nft.Word(0)},
+		nft.Equals(nft.Native(0)),
+	}
+}
+
+// unreachable goes on if the packet says so by ICMP, but not that it was too long.
+func unreachable(f nft.Family) []any {
+	load := func(offset uint32) any {
+		return &expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 1, DestRegister: nft.Word(0)}
+	}
+	const v4, v6, tooLong = 3, 1, 4 // of IPv6 another type says that
+	if f.V6() {
+		return append(protocol(unix.IPPROTO_ICMPV6), load(0), nft.Equals([]byte{v6}))
+	}
+	return append(protocol(unix.IPPROTO_ICMP), load(0), nft.Equals([]byte{v4}), load(1), nft.Differs([]byte{tooLong}))
+}
+
+// add puts the connection of a packet into a set, if there is room. The key is what its client asked for, the backend,
+// and the client, with its port if each connection counts.
+func add(f nft.Family, set string, each bool) []any {
+	source, destination, n := ctSourceIP, ctDestinationIP, f.Address.Words()
+	if f.V6() {
+		source, destination = ctSourceIP6, ctDestinationIP6
+	}
+	at := uint32(0)
+	load := func(key expr.CtKey, back bool, words uint32) any {
+		at += words
+		return nft.Tuple{Key: key, Register: nft.Word(at - words), Reply: back}
+	}
+	exprs := []any{
+		load(destination, false, n), load(expr.CtKeyPROTOCOL, false, 1), load(expr.CtKeyPROTODST, false, 1),
+		load(source, true, n), load(expr.CtKeyPROTOSRC, true, 1), load(source, false, n),
+	}
+	if each {
+		exprs = append(exprs, load(expr.CtKeyPROTOSRC, false, 1))
+	}
+	return append(exprs, &expr.Dynset{
+		SrcRegKey: nft.Word(0), SetName: set, Operation: unix.NFT_DYNSET_OP_ADD, Timeout: stays,
+	})
+}

@@ -1,0 +1,78 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/said"
+)
+
+// orphans remembers the backends that pools have lost: they were removed, or do not answer. The plane resets open
+// connections to those of them that are dead.
+//
+//	Change ─► follow: lost by a pool ─► gone, for a while ─► look: does another pool have it? ─► Plane.ResetOrphans
+type orphans struct {
+	gone    dataplane.Gone
+	at      time.Time // of the next look; zero: nothing is gone
+	rest    time.Time // no look is earlier
+	lost    time.Time // when a pool has lost a backend last
+	failure said.Condition
+}
+
+const (
+	goneFor = 20 * time.Minute
+	maxGone = 1 << 12
+	// Looks become rarer: a tenth of the time since the last loss is between two, within these bounds. A look takes long
+	// where many connections are tracked: they take a twentieth of the time at most.
+	minOrphanLook, maxOrphanLook, orphanShare = time.Second, 10 * time.Second, 20
+)
+
+// follow notes the backends that pools have lost by a change to a State.
+func (o *orphans) follow(c *model.Change, s *model.State) {
+	now := time.Now()
+	for id, before := range c.PoolsBefore {
+		for i := 0; before != nil && i < len(before.Backends); i++ {
+			b := before.Backends[i].AddrPort()
+			if _, stays := s.Pools[id].At(b); !stays && len(o.gone) < maxGone {
+				o.gone[b] = now.Add(goneFor)
+				o.lost = now
+			}
+		}
+	}
+	next := later(now.Add(minOrphanLook), o.rest)
+	if o.lost.Equal(now) && (o.at.IsZero() || next.Before(o.at)) {
+		o.at = next
+	}
+}
+
+// resetOrphans has the plane look, if it is time to. In the last look nothing is gone: the plane tidies up.
+func (e *Engine) resetOrphans(ctx context.Context) {
+	o, now := &e.orphans, time.Now()
+	if o.at.IsZero() || now.Before(o.at) {
+		return
+	}
+	for b, until := range o.gone {
+		if now.After(until) || !e.options.ResetOrphans {
+			delete(o.gone, b)
+		}
+	}
+	for _, pool := range e.state.Pools {
+		for i := range pool.Backends {
+			delete(o.gone, pool.Backends[i].AddrPort())
+		}
+	}
+	var err error
+	e.round.Orphans, err = e.options.Plane.ResetOrphans(ctx, o.gone)
+	o.rest = now.Add(max(minOrphanLook, orphanShare*time.Since(now)))
+	if o.at = later(now.Add(min(now.Sub(o.lost)/10, maxOrphanLook)), o.rest); len(o.gone) == 0 {
+		o.at = time.Time{}
+	}
+	switch {
+	case err == nil:
+		o.failure.Cleared()
+	case o.failure.Changed(err.Error()):
+		e.options.Log.Warn("connections to dead backends are left to their clients", "error", err)
+	}
+}

@@ -1,0 +1,92 @@
+package engine
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/lab/bubble"
+)
+
+// orphanPlane notes of which backends it is told that they are gone.
+type orphanPlane struct {
+	dataplane.Dataplane
+
+	mu    sync.Mutex
+	calls int
+	gone  string
+}
+
+func (p *orphanPlane) told() (calls int, gone string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.calls, p.gone
+}
+
+func (p *orphanPlane) ResetOrphans(_ context.Context, gone dataplane.Gone) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls++
+	all := slices.SortedFunc(maps.Keys(gone), netip.AddrPort.Compare)
+	var words []string
+	for _, b := range all {
+		words = append(words, b.Addr().String())
+	}
+	p.gone = strings.Join(words, " ")
+	return 0, nil
+}
+
+// TestEngine_orphans: a backend is gone if no pool has it any more, for a time. The plane is asked nothing else.
+func TestEngine_orphans(t *testing.T) {
+	for name, wanted := range map[string]bool{"on": true, "off": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				var p *orphanPlane
+				r.start(func(o *Options) {
+					p = &orphanPlane{Dataplane: o.Plane}
+					o.Plane, o.ResetOrphans = p, wanted
+				})
+				r.send(web(1, "10.244.1.2", "10.244.1.3", "10.244.1.4"))
+				bubble.Pass(time.Minute)
+				r.send(web(2, "10.244.1.2", "10.244.1.3"))
+				bubble.Pass(time.Minute)
+				if calls, _ := p.told(); calls > 0 {
+					t.Errorf("before a backend has left, the plane is asked %d times", calls)
+				}
+				for _, step := range []struct {
+					send    func()
+					backend string
+				}{
+					{func() { r.send(web(1, "10.244.1.2")) }, "10.244.1.4"},
+					{func() { r.send(web(2, "10.244.1.2")) }, "10.244.1.3 10.244.1.4"},
+					{func() { r.send(web(1, "10.244.1.2", "10.244.1.4")) }, "10.244.1.3"},
+					{func() { r.send(gone(1)) }, "10.244.1.3 10.244.1.4"},
+					{func() { bubble.Pass(goneFor) }, ""},
+				} {
+					step.send()
+					bubble.Pass(2 * maxOrphanLook)
+					if !wanted {
+						step.backend = ""
+					}
+					if _, gone := p.told(); gone != step.backend {
+						t.Errorf("gone are %q, want %q", gone, step.backend)
+					}
+				}
+				before, _ := p.told()
+				bubble.Pass(time.Hour)
+				if calls, _ := p.told(); calls > before || before > 2+int(2*goneFor/maxOrphanLook) {
+					t.Errorf("the plane is asked %d times, and %d times in an idle hour", before, calls-before)
+				}
+				r.stop()
+			})
+		})
+	}
+}

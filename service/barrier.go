@@ -1,0 +1,120 @@
+package service
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// barrierAnnotation on a Service has each node confirm that endpoints which terminate get no new connections from it.
+const barrierAnnotation = "fairlead.dev/drain-barrier" // true or false
+
+func (c *serviceReader) barrier() {
+	switch text, ok := c.from.Annotations[barrierAnnotation]; {
+	case !ok, text == "false":
+	case text == "true":
+		c.to.Barrier = true
+	default:
+		c.add(annotation(barrierAnnotation), "%.40q is neither true nor false; false is assumed", text)
+	}
+}
+
+// Barrier is what a node confirms of the Services with that annotation.
+type Barrier struct {
+	Services int    // so many have it
+	Endings  uint64 // changes with each EndpointSlice of them that has terminating endpoints
+	// Used are the terminating endpoints that still get new connections, or a namespace that has many. Sorted.
+	Used []string
+}
+
+// maxUsed is how many endpoints of a namespace Used names, as all nodes write it. Beyond that a namespace only blocks
+// itself.
+const maxUsed = 16
+
+// Barrier is that of the State.
+func (t *Table) Barrier() Barrier {
+	b := Barrier{Services: len(t.barriers), Endings: t.endings}
+	if b.Services == 0 {
+		return b
+	}
+	of := map[string][]string{}
+	for name, used := range t.barriers {
+		for _, a := range used {
+			of[name.Namespace] = append(of[name.Namespace], a.String())
+		}
+	}
+	for namespace, all := range of {
+		if len(all) > maxUsed {
+			all = []string{namespace}
+		}
+		b.Used = append(b.Used, all...)
+	}
+	slices.Sort(b.Used)
+	b.Used = slices.Compact(b.Used)
+	return b
+}
+
+// keepBarrier notes what a compiled Service adds.
+func (t *Table) keepBarrier(e named, rows *Rows) {
+	if e.service == nil || !e.service.Barrier {
+		delete(t.barriers, e.name)
+		return
+	}
+	used := slices.Clone(rows.used) // each once for each port
+	slices.SortFunc(used, netip.Addr.Compare)
+	t.barriers[e.name] = slices.Compact(used)
+	if slices.ContainsFunc(e.slices, (*Slice).ends) {
+		t.endings++
+	}
+}
+
+// ends reports whether an endpoint of the slice terminates.
+func (s *Slice) ends() bool {
+	return slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return e.Terminating })
+}
+
+// Ending is what is known of an address as that of an endpoint.
+type Ending struct {
+	Addr       netip.Addr
+	Namespaces []string // of the Services with the annotation that have it; none: there are none
+	Version    uint64   // of the newest EndpointSlice that says it terminates
+	All        bool     // all of them say so
+}
+
+// In reports whether it is among what a node still uses, as in Barrier.Used.
+func (e Ending) In(used []string) bool {
+	return slices.ContainsFunc(used, func(name string) bool {
+		return name == e.Addr.String() || slices.Contains(e.Namespaces, name)
+	})
+}
+
+// Ending looks an address up.
+func (t *Table) Ending(a netip.Addr) Ending {
+	found := Ending{Addr: a, All: true}
+	for name := range t.barriers {
+		for _, s := range t.entries[name].slices {
+			for i := range s.Endpoints {
+				e := &s.Endpoints[i]
+				if e.Addr != a {
+					continue
+				}
+				found.Namespaces = append(found.Namespaces, name.Namespace)
+				if found.All = found.All && e.Terminating; e.Terminating {
+					found.Version = max(found.Version, s.Version)
+				}
+			}
+		}
+	}
+	return found
+}
+
+// ending appends the terminating endpoints that take connections in a pool that is used.
+func (s *selection) ending(all []netip.Addr, used [2]bool) []netip.Addr {
+	for i := range s.candidates {
+		c := &s.candidates[i]
+		takes := used[clusterPool] && c.use[clusterPool] == serves || used[localPool] && c.use[localPool] == serves
+		if c.endpoint.Terminating && takes {
+			all = append(all, c.Addr())
+		}
+	}
+	return all
+}

@@ -1,0 +1,118 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/json"
+)
+
+// Confirmation is what an agent says of its node's kernel, in a Lease that belongs to the Node.
+type Confirmation struct {
+	Version uint64   // all changes of EndpointSlices up to this resourceVersion are in force
+	Used    []string // as service.Barrier has it
+	Renewed time.Time
+}
+
+const (
+	leasesResource = "leases"
+	confirmLabel   = "fairlead.dev/confirms"   // on Leases of agents
+	versionKey     = "fairlead.dev/programmed" // annotation: Version
+	usedKey        = "fairlead.dev/still-used" // annotation: Used, separated by commas
+	leaseName      = "fairlead-"               // and the node's name
+	leaseSeconds   = int32(15 * time.Minute / time.Second)
+)
+
+// LeaseTime is how long a Confirmation counts.
+const LeaseTime = time.Duration(leaseSeconds) * time.Second
+
+// namespaceFile has the namespace of the pod in which the process runs.
+const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+// agentNamespace is where all agents of a cluster have their Leases.
+func agentNamespace() string {
+	text, _ := os.ReadFile(namespaceFile) // there is none outside a pod
+	return cmp.Or(strings.TrimSpace(string(text)), metav1.NamespaceSystem)
+}
+
+// Confirm writes a node's Confirmation.
+func (c *Client) Confirm(ctx context.Context, node string, says Confirmation) error {
+	l := coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+			versionKey: strconv.FormatUint(says.Version, 10), usedKey: strings.Join(says.Used, ","),
+		}},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: &node, LeaseDurationSeconds: new(leaseSeconds), RenewTime: new(metav1.NewMicroTime(says.Renewed)),
+		},
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"annotations": l.Annotations}, "spec": l.Spec,
+	})
+	if err != nil {
+		return err
+	}
+	err = c.leases.Patch(types.MergePatchType).Namespace(agentNamespace()).Resource(leasesResource).Name(leaseName + node).
+		Body(patch).Do(ctx).Error()
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	l.Name, l.Labels = leaseName+node, map[string]string{confirmLabel: ""}
+	owner := metav1.OwnerReference{APIVersion: corev1.SchemeGroupVersion.String(), Kind: "Node", Name: node}
+	owner.UID, err = uidOf(ctx, c.objects.Resource(corev1.SchemeGroupVersion.WithResource(nodes)), node)
+	if err != nil {
+		return err
+	}
+	if owner.UID != "" { // else nothing would remove the Lease
+		l.OwnerReferences = []metav1.OwnerReference{owner}
+	}
+	return c.leases.Post().Namespace(agentNamespace()).Resource(leasesResource).Body(&l).Do(ctx).Error()
+}
+
+// Confirmations are those of all nodes, by name.
+func (c *Client) Confirmations(ctx context.Context) (map[string]Confirmation, error) {
+	all := map[string]Confirmation{}
+	err := c.listLeases(ctx, agentNamespace(), confirmLabel, func(l *coordinationv1.Lease) {
+		says := Confirmation{Version: number(l.Annotations[versionKey]), Renewed: l.Spec.RenewTime.Time}
+		if used := l.Annotations[usedKey]; used != "" {
+			says.Used = strings.Split(used, ",")
+		}
+		all[strings.TrimPrefix(l.Name, leaseName)] = says
+	})
+	return all, err
+}
+
+// Heartbeats are when each node's kubelet was last heard.
+func (c *Client) Heartbeats(ctx context.Context) (map[string]time.Time, error) {
+	all := map[string]time.Time{}
+	err := c.listLeases(ctx, corev1.NamespaceNodeLease, "", func(l *coordinationv1.Lease) {
+		all[l.Name] = l.Spec.RenewTime.Time
+	})
+	return all, err
+}
+
+// listLeases asks for what the API server has in memory.
+func (c *Client) listLeases(ctx context.Context, namespace, label string, f func(*coordinationv1.Lease)) error {
+	var list coordinationv1.LeaseList
+	o := metav1.ListOptions{LabelSelector: label, ResourceVersion: "0"}
+	err := c.leases.Get().Namespace(namespace).Resource(leasesResource).VersionedParams(&o, metav1.ParameterCodec).
+		Do(ctx).Into(&list)
+	for i := range list.Items {
+		if list.Items[i].Spec.RenewTime != nil {
+			f(&list.Items[i])
+		}
+	}
+	return err
+}
+
+// CountNodes asks how many nodes there are.
+func (c *Client) CountNodes(ctx context.Context) (int, error) { return countNodes(ctx, c.objects) }
