@@ -438,9 +438,7 @@ func usedUp(s *stage) (wrong []string) {
 	if s.on != ebpf {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
-	defer cancel()
-	err := eventually.Poll(ctx, func() error {
+	err := untilTold.Poll(s.Context(), func() error {
 		if status := s.status(); !strings.Contains(status, "Namespace "+tenant) || !strings.Contains(status, "sessions on this node") {
 			return fmt.Errorf("fairlead status does not say that %s has used up its share of sessions:\n%s", tenant, status)
 		}

@@ -25,7 +25,6 @@ const (
 	maxMemory = 64 << 20
 	maxLine   = 4 << 10          // of the log
 	maxLogged = 256 << 10        // by one attack
-	patience  = 15 * time.Second // until the owner is told; large changes are still being programmed
 	// slower is how many times as long as the control's slowest change one may take, where a second is not enough.
 	slower = 5
 	// busyChange and busyMemory are for runs in which the machine does other things as well: what takes longer was kept
@@ -33,6 +32,9 @@ const (
 	busyChange = 10 * time.Second
 	busyMemory = 96 << 20
 )
+
+// untilTold is how long the agent may take to tell the owner of a refused object. It may still be programming large changes.
+const untilTold = eventually.Taking(15 * time.Second)
 
 // trial is an attack under way.
 type trial struct {
@@ -109,7 +111,7 @@ func (t *trial) judge() (v verdict) {
 	if v.memory = t.memory.more(); v.memory > most {
 		add("the process takes %d MiB more than before", v.memory>>20)
 	}
-	v.wrong = append(v.wrong, t.health.wrong()...)
+	v.wrong = append(v.wrong, t.health.wrong(limit)...)
 	if err := t.proxy.Check(); err != nil {
 		add("%v", err)
 	}
@@ -119,10 +121,8 @@ func (t *trial) judge() (v verdict) {
 
 // named waits until the owners of refused objects are told.
 func (t *trial) named() (wrong []string) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
 	for _, name := range t.attack.told {
-		err := eventually.Poll(ctx, func() error {
+		err := untilTold.Poll(t.Context(), func() error {
 			if log := t.proxy.Log()[t.logged:]; !strings.Contains(log, name) {
 				return fmt.Errorf("the log does not name %s", name)
 			}
@@ -164,6 +164,8 @@ type health struct {
 	over chan struct{}
 	bad  []string
 	n    int
+	// longest is the longest wait for an answer.
+	longest time.Duration
 }
 
 func (s *stage) observeHealth() *health {
@@ -176,8 +178,10 @@ func (s *stage) observeHealth() *health {
 		for ; ctx.Err() == nil; <-pace.C {
 			begin := time.Now()
 			_, err := s.page(ctx, healthz, "/livez")
+			took := time.Since(begin)
+			h.longest = max(h.longest, took)
 			if h.n++; ctx.Err() == nil && err != nil {
-				h.bad = append(h.bad, fmt.Sprintf("/livez after %s: %v", time.Since(begin).Round(time.Millisecond), err))
+				h.bad = append(h.bad, fmt.Sprintf("/livez after %s: %v", took.Round(time.Millisecond), err))
 			}
 		}
 	}()
@@ -190,17 +194,20 @@ func (h *health) end() {
 	<-h.over
 }
 
-func (h *health) wrong() []string {
+func (h *health) wrong(limit time.Duration) (wrong []string) {
 	h.end()
-	if len(h.bad) == 0 {
-		return nil
+	if len(h.bad) > 0 {
+		wrong = append(wrong, fmt.Sprintf("%d of %d times: %s", len(h.bad), h.n, h.bad[0]))
 	}
-	return []string{fmt.Sprintf("%d of %d times: %s", len(h.bad), h.n, h.bad[0])}
+	if limit = max(limit, lost); h.longest > limit {
+		wrong = append(wrong, fmt.Sprintf("/livez took %s, limit %s", h.longest, limit))
+	}
+	return wrong
 }
 
 // page asks from the node, as the kubelet does.
 func (s *stage) page(ctx context.Context, at netip.AddrPort, path string) (body string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lost)
+	ctx, cancel := context.WithTimeout(ctx, givenUp)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at.String()+path, nil)
 	if err != nil {

@@ -273,6 +273,9 @@ func (b *Bed) Dial(ctx context.Context, from Place, p model.Protocol, to netip.A
 	return c, nil
 }
 
+// httpDial bounds how long an HTTP client waits for a connection.
+const httpDial = 10 * time.Second
+
 // HTTPClient is one in a place. It keeps no connections.
 func (b *Bed) HTTPClient(from Place) *http.Client {
 	return &http.Client{Transport: &http.Transport{
@@ -282,6 +285,8 @@ func (b *Bed) HTTPClient(from Place) *http.Client {
 			if err != nil {
 				return nil, err
 			}
+			ctx, cancel := context.WithTimeout(ctx, httpDial) // the transport takes away the request's own deadline
+			defer cancel()
 			return b.Dial(ctx, from, model.TCP, to)
 		},
 	}}

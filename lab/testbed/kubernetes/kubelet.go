@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	listers "k8s.io/client-go/listers/core/v1"
+	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
@@ -32,14 +34,15 @@ import (
 // pod serves on meanwhile. Then its servers end, and after them its addresses and its object are gone: at once if
 // it was deleted without grace.
 type Kubelet struct {
-	bed    *testbed.Bed
-	client kubernetes.Interface
-	pods   listers.PodLister
-	nodes  listers.NodeLister
-	queue  workqueue.TypedRateLimitingInterface[string]
-	stop   context.CancelFunc
-	group  sync.WaitGroup
-	execs  []*http.Server // of ServeExec
+	bed       *testbed.Bed
+	client    kubernetes.Interface
+	pods      listers.PodLister
+	nodes     listers.NodeLister
+	endpoints discoverylisters.EndpointSliceLister
+	queue     workqueue.TypedRateLimitingInterface[string]
+	stop      context.CancelFunc
+	group     sync.WaitGroup
+	execs     []*http.Server // of ServeExec
 
 	binding sync.Mutex // held while a node is chosen
 
@@ -56,7 +59,8 @@ type runningPod struct {
 	place   string
 	addrs   []string
 	started time.Time
-	leaving time.Time       // when it was told to stop; zero: it was not
+	told    time.Time       // when it was told to stop; zero: it was not
+	leaving time.Time       // when the EndpointSlices said so; zero: they do not
 	hooked  <-chan struct{} // closed when the commands of its preStop hooks have ended
 	stopped time.Time       // when its servers ended; zero: they serve
 }
@@ -75,6 +79,7 @@ func (c *ControlPlane) StartKubelet(ctx context.Context, bed *testbed.Bed) (*Kub
 	k := &Kubelet{
 		bed: bed, client: c.client,
 		pods: factory.Core().V1().Pods().Lister(), nodes: factory.Core().V1().Nodes().Lister(),
+		endpoints: factory.Discovery().V1().EndpointSlices().Lister(),
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](5*time.Millisecond, time.Second)),
 		running: map[string]*runningPod{}, bound: map[string]string{},
@@ -247,7 +252,7 @@ const teardown = 2 * time.Second
 // terminate lets a pod serve as long as its preStop hook sleeps, ends it and removes the object.
 func (k *Kubelet) terminate(ctx context.Context, key string, pod *corev1.Pod) (again time.Duration, err error) {
 	if r := k.runs(key); r != nil {
-		if left := r.left(pod); left > 0 {
+		if left := k.left(r, pod); left > 0 {
 			return left, nil
 		}
 		if !k.hook(ctx, key, r, pod) {
@@ -274,12 +279,41 @@ func (k *Kubelet) terminate(ctx context.Context, key string, pod *corev1.Pod) (a
 	return 0, k.forget(ctx, pod)
 }
 
-// left is how long a pod that is being deleted serves on.
-func (r *runningPod) left(pod *corev1.Pod) time.Duration {
+// left is how long a pod that is being deleted serves on. The sleep begins when the EndpointSlices say that the pod ends:
+// what a proxy does with the news is tested, not how long a busy controller takes to write it.
+func (k *Kubelet) left(r *runningPod, pod *corev1.Pod) time.Duration {
+	now := time.Now()
+	if r.told.IsZero() {
+		r.told = now
+	}
+	if r.leaving.IsZero() && (!k.listed(r, pod) || now.Sub(r.told) > controllerTime) {
+		r.leaving = now
+	}
 	if r.leaving.IsZero() {
-		r.leaving = time.Now()
+		return min(lingering(pod), 20*time.Millisecond)
 	}
 	return time.Until(r.leaving.Add(lingering(pod)))
+}
+
+// controllerTime bounds the wait for a controller that does not run.
+const controllerTime = 20 * time.Second
+
+// listed reports whether the controller's EndpointSlices have a pod as one that does not end.
+func (k *Kubelet) listed(r *runningPod, pod *corev1.Pod) bool {
+	managed := labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"})
+	all, err := k.endpoints.EndpointSlices(pod.Namespace).List(managed)
+	if err != nil {
+		return false
+	}
+	for _, s := range all {
+		for _, e := range s.Endpoints {
+			ends := e.Conditions.Terminating != nil && *e.Conditions.Terminating
+			if !ends && e.TargetRef != nil && e.TargetRef.UID == r.uid {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // forget removes the object of a pod that has ended.
