@@ -201,9 +201,11 @@ func answer(conn *net.UDPConn, send func() error, to netip.AddrPort) error {
 }
 
 // pretend has the memory be that of a version with another layout of all but flows of packets. The programs that are in
-// force go on with what they have, as those of another version would.
+// force go on with what they have, as those of another version would. They lose their list of flows: the process puts that
+// of another version out of force before it attaches programs, and here the map that it opens is not theirs.
 func (m machine) pretend(more uint32) {
 	m.Helper()
+	m.ignoreNotes()
 	entries, err := os.ReadDir(filepath.Join(m.pinned, "memory"))
 	if err != nil {
 		m.Fatal(err)
@@ -212,6 +214,23 @@ func (m machine) pretend(more uint32) {
 		if name := e.Name(); name != "translations" && name != "peers" { // whose elements only its sockets have
 			m.misfit(name, more)
 		}
+	}
+}
+
+// ignoreNotes has programs look for the flow of every packet.
+func (m machine) ignoreNotes() {
+	m.Helper()
+	noted, err := ebpf.LoadPinnedMap(filepath.Join(m.pinned, "memory", "noted"), nil)
+	if err != nil {
+		m.Fatal(err)
+	}
+	defer noted.Close()
+	memory, err := noted.Memory()
+	if err == nil {
+		_, err = memory.WriteAt(make([]byte, 8), 0)
+	}
+	if err != nil {
+		m.Fatal(err)
 	}
 }
 
