@@ -22,7 +22,7 @@ func auditCommand() *cobra.Command {
 	var i inspection
 	c := &cobra.Command{
 		Use:   "audit",
-		Short: "compare every row with the kernel, and say what is missing, foreign or wrong",
+		Short: "compare every row with the kernel, say what is missing, foreign or wrong, and repair it",
 		Long: "audit has the running proxy compare every row with what the kernel holds, now, and prints each\n" +
 			"difference in a line. The proxy repairs it, as it does what it finds by itself. With --manifests the\n" +
 			"kernel is compared with what these mean, and nothing is repaired; no proxy need run.\n" +

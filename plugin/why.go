@@ -171,7 +171,11 @@ func checkPort(f *answer.Findings, s *engine.ServiceReport, p *service.PortSumma
 				"connections to %s are refused: no endpoint of its address family takes them", at)
 		}
 		if a.Sources > 0 {
-			f.OK("only clients of %s reach %s", said.Count(a.Sources, "source range"), at)
+			ranges := a.Source
+			if a.Sources > 1 {
+				ranges += " and " + said.Count(a.Sources-1, "other range")
+			}
+			f.Warn("fairlead explain CLIENT "+a.At, "%s is for clients of %s only: spec.loadBalancerSourceRanges", at, ranges)
 		}
 	}
 }
@@ -190,7 +194,7 @@ func excluded(p *service.PortSummary) string {
 	return strings.Join(words, "; ")
 }
 
-// ownDrift is the first difference that is about the Service or one of its addresses; empty: none is.
+// ownDrift is a difference that is about one of the Service's addresses or, if none is, about the Service; empty: none is.
 func (q *serviceQuestion) ownDrift(ctx context.Context, name string, all []dataplane.Drift) (string, error) {
 	if len(all) == 0 {
 		return "", nil
@@ -199,15 +203,17 @@ func (q *serviceQuestion) ownDrift(ctx context.Context, name string, all []datap
 	if err != nil {
 		return "", err
 	}
-	marks := []string{name}
+	var marks []string
 	for _, p := range services.Services[0].Ports {
 		for _, a := range p.Addresses {
 			marks = append(marks, a.At)
 		}
 	}
-	for _, d := range all {
-		if slices.ContainsFunc(marks, func(mark string) bool { return strings.Contains(d.String(), mark) }) {
-			return d.String(), nil
+	for _, mark := range append(marks, name) {
+		for _, d := range all {
+			if strings.Contains(d.String(), mark) {
+				return d.String(), nil
+			}
 		}
 	}
 	return "", nil
@@ -220,20 +226,30 @@ func (q *serviceQuestion) checkKernel(ctx context.Context, f *answer.Findings) e
 		f.Warn("fairlead audit", "%v", err)
 		return nil
 	}
-	own, err := q.ownDrift(ctx, f.Service, a.Refused)
+	refused, err := q.ownDrift(ctx, f.Service, a.Refused)
 	if err != nil {
 		return err
 	}
+	drift, err := q.ownDrift(ctx, f.Service, a.Drifts)
+	var r answer.Status
+	if err = errors.Join(err, q.Get(ctx, "/status", &r.Report)); err != nil {
+		return err
+	}
 	switch {
-	case own != "":
-		f.Fail("fairlead audit, fairlead status", "the kernel refuses rows of the Service: %s", own)
+	case refused != "":
+		f.Fail("fairlead audit, fairlead status", "the kernel refuses rows of the Service: %s", refused)
 	case len(a.Refused) > 0:
 		f.Warn("fairlead audit, fairlead status", "the kernel refuses rows of other Services: %s", a.Refused[0])
 	case len(a.Drifts) > 0 && !a.Repaired:
 		f.Fail("fairlead audit", "the kernel differs from the rows, and a repair has failed: %s; %s", a.Drifts[0], a.Error)
+	case drift != "" && r.Undone != nil && r.Undone.Rarer:
+		f.Fail("stop the program that changes the rules, or have it leave Fairlead's alone; fairlead status",
+			"%s changes the rules of the Service again and again (%s): %s",
+			cmp.Or(r.Undone.Author, "another program"), said.Count(r.Undone.Repairs, "repair"), drift)
 	case len(a.Drifts) > 0:
-		f.Warn("find the program that changes the rules: fairlead audit; the differences are repaired",
-			"%s had changed the rules: %s", cmp.Or(dataplane.Authors(a.ExternalChanges), "another program"), a.Drifts[0])
+		f.Warn("if it comes again, stop the program that changes the rules; fairlead status names it",
+			"%s changed the rules, and Fairlead has repaired them: %s",
+			cmp.Or(dataplane.Authors(a.ExternalChanges), "another program"), cmp.Or(drift, a.Drifts[0].String()))
 	default:
 		f.OK("the kernel holds the rules of all %s", said.Count(a.Rows, "row"))
 	}

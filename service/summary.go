@@ -46,6 +46,7 @@ type AddressSummary struct {
 	Verdict string `json:"verdict"`           // forward, reject, drop or passthrough; pass: not served, as problems say
 	Owner   string `json:"owner,omitempty"`   // the other Service that has it
 	Sources int    `json:"sources,omitempty"` // how many ranges of sources may reach it; 0: all clients may
+	Source  string `json:"source,omitempty"`  // the first of them
 }
 
 // Passthrough is the verdict of an address whose packets routing takes elsewhere, by externalFailoverPolicy.
@@ -162,6 +163,9 @@ func (t *Table) summariseAddress(s *Service, at address) AddressSummary {
 		return out
 	}
 	out.Verdict, out.Sources = row.Verdict.String(), len(row.Allow)
+	if out.Sources > 0 {
+		out.Source = row.Allow[0].String()
+	}
 	return out
 }
 

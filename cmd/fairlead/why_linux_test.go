@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"fairlead.dev/fairlead/lab/eventually"
@@ -44,7 +47,7 @@ func TestServices(t *testing.T) {
 		"services", "web")
 	w.says(0, []string{`"address": "10.96.0.10:80"`, `"connections": `}, "services", "-o", "json")
 	w.says(0, []string{"default/web", a, b, "in TIME"}, "probe", "web")
-	w.says(0, []string{"default/web: it works from here", "counted"}, "why", "default/web")
+	w.says(0, []string{"default/web: it works from this node", "counted"}, "why", "default/web")
 	w.says(1, []string{"default/nothing: the proxy has no such Service"}, "services", "nothing")
 	w.says(2, []string{"none of text, json, wide, yaml"}, "services", "-o", "xml")
 	w.says(0, []string{"Service default/web answers, from one of 2 backends."},
@@ -64,7 +67,7 @@ func TestServices_counters(t *testing.T) {
 func testCounters(t *testing.T, args ...string) {
 	w := newWorld(t)
 	w.start(append(args, "--proxy-mode", "nftables")...)
-	w.says(0, []string{"default/web: it works from here", "the data plane has counted the connections"}, "why", "default/web")
+	w.says(0, []string{"default/web: it works from this node", "the data plane has counted the connections"}, "why", "default/web")
 	w.says(0, []string{`"connections": 1`}, "services", "web", "-o", "json")
 	w.says(0, []string{"no difference"}, "audit")
 }
@@ -79,7 +82,7 @@ func TestWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := w.start("--config", config)
-	works := "default/web: it works from here"
+	works := "default/web: it works from this node"
 	w.because(works)
 
 	w.write("web.yaml", web[:strings.Index(web, "---\napiVersion: discovery")])
@@ -92,17 +95,49 @@ func TestWhy(t *testing.T) {
 	w.because("default/web: endpoint " + w.bed.Addr("pod-a", false).String() +
 		":8099 of port 80/tcp is ready by its EndpointSlice, and refuses connections (1 of 1)")
 
+	w.write("web.yaml", strings.Replace(web, "spec:\n  type: NodePort", limited, 1))
+	w.because("default/web: 1 warning, else it works from this node")
+	w.says(0, []string{"203.0.113.7:80 (LoadBalancer IP) is for clients of 198.51.100.0/24 only"}, "why", "web")
 	w.write("web.yaml", web)
 	w.because(works)
 	if err := os.WriteFile(config, []byte(valid+"bindAddress: nonsense\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	p.await("the configuration was refused")
-	w.says(0, []string{"default/web: 1 warning, else it works from here", "the configuration is refused"}, "why", "web")
+	w.says(0, []string{"default/web: 1 warning, else it works from this node", "the configuration is refused"}, "why", "web")
 	w.says(0, []string{"refused, the one before stays"}, "status")
+	w.vandalised()
 	_ = p.Process.Kill()
 	_ = p.Wait()
 	w.says(1, []string{"default/web: no proxy listens on"}, "why", "web")
+}
+
+// limited is a load balancer for clients of one range.
+const limited = `status: {loadBalancer: {ingress: [{ip: 203.0.113.7}]}}
+spec:
+  type: LoadBalancer
+  loadBalancerSourceRanges: [198.51.100.0/24]`
+
+// vandalised has another program delete the row of the ClusterIP again and again until why names that as the cause.
+func (w *world) vandalised() {
+	w.Helper()
+	ctx, stop := context.WithCancel(w.Context())
+	var vandal sync.WaitGroup
+	vandal.Go(func() {
+		for ctx.Err() == nil {
+			const row = "delete element ip fairlead frontends { 10.96.0.10 . tcp . 80 }"
+			_ = w.bed.Command(ctx, testbed.Node, "nft", row).Run() // which fails until the row is repaired
+		}
+	})
+	eventually.Nil(w, "why web", func() error {
+		_, out := w.ask("why", "web")
+		if cause, _, _ := strings.Cut(out, "\n"); !strings.Contains(cause, "nft (process ") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	stop()
+	vandal.Wait()
 }
 
 // because waits until the first line of why is that.

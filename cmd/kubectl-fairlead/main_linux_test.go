@@ -183,7 +183,7 @@ func TestPlugin(t *testing.T) {
 	})
 	w.says(0, []string{"NODE", "HEALTHY", "\nnode ", "nftables", "yes", "\nnode-b ", "nftables", "yes"}, "status")
 	w.says(0, []string{`"node": "node"`, `"plane": "nftables"`, `"node": "node-b"`}, "status", "-o", "json")
-	w.says(0, []string{"node: default/web: it works from here", "node-b: default/web: it works from here"}, "why", "web")
+	w.says(0, []string{"node: default/web: it works from this node", "node-b: default/web: it works from this node"}, "why", "web")
 	w.says(1, []string{"node: other/web: other/web: the proxy has no such Service", "node-b: other/web"}, "why", "web", "-n", "other")
 	w.says(0, []string{"default/web", "2 ready"}, "services", "--node", "node-b")
 	w.says(0, []string{"Service default/web answers"}, "explain", "--node", "node", "node", "svc/default/web")

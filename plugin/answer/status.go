@@ -197,7 +197,7 @@ func (r Status) Alarms() (texts []string) {
 		{!r.Healthy, "healthy: ", r.Health()},
 		{!r.NodeEligible, "node ", r.node()},
 		{r.Failures > 0, "failures: ", r.failures()},
-		{r.Undone != nil, "repairs undone ", r.undone()},
+		{r.Undone != nil, "rules undone ", r.undone()},
 		{r.ConfigurationRefused != "", "configuration ", r.configuration()},
 	} {
 		if a.is {

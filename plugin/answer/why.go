@@ -67,7 +67,7 @@ func (f *Findings) String() string {
 }
 
 func (f *Findings) conclusion() string {
-	warnings, works := 0, "it works from here"
+	warnings, works := 0, "it works from this node"
 	for _, s := range f.Steps {
 		switch s.Result {
 		case stepFailed:
