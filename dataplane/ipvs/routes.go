@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -14,7 +15,8 @@ import (
 // packets that pass the node take no further look-up for them.
 type routes struct {
 	handle *netlink.Handle
-	nodes  map[bool]net.IP // the node's first address of each family, true for IPv6, once it was asked for
+	nodes  map[bool]netlink.Addr // the node's first address of each family, true for IPv6, once it was asked for
+	mtus   map[int]int           // of interfaces, once they were asked for
 	// sources are those of the routes as they were made, or found at first. wrong are routes to which another program has
 	// given another source.
 	sources map[netip.Prefix]string
@@ -23,7 +25,8 @@ type routes struct {
 
 func newRoutes(handle *netlink.Handle) *routes {
 	return &routes{
-		handle: handle, nodes: map[bool]net.IP{}, sources: map[netip.Prefix]string{}, wrong: map[netip.Prefix]netlink.Route{},
+		handle: handle, nodes: map[bool]netlink.Addr{}, mtus: map[int]int{},
+		sources: map[netip.Prefix]string{}, wrong: map[netip.Prefix]netlink.Route{},
 	}
 }
 
@@ -36,6 +39,7 @@ func (*routes) claim() error { return nil }
 
 func (r *routes) load([]netlink.Addr) (map[netip.Prefix]bool, error) {
 	clear(r.nodes)
+	clear(r.mtus)
 	clear(r.wrong)
 	held := map[netip.Prefix]bool{}
 	all, err := r.list()
@@ -76,7 +80,7 @@ func (r *routes) add(p netip.Prefix) error {
 		delete(r.wrong, p)
 	}
 	route := routeTo(p)
-	route.Src = r.source(p.Addr())
+	r.adapt(route, p.Addr())
 	err := r.handle.RouteAppend(route)
 	if errors.Is(err, unix.EEXIST) {
 		err = nil
@@ -106,23 +110,37 @@ func (r *routes) clear() error {
 	return err
 }
 
-// source is the address that processes of this node would have for packets to an address if it were not
-// local. Left to itself the kernel takes the destination for the source.
-func (r *routes) source(a netip.Addr) net.IP {
+// adapt gives a route the source address and the MTU that packets of this node's processes would have if the address
+// were not local. Left to itself the kernel takes the destination for the source, and the MTU of lo: IPVS refuses what is
+// larger than the MTU of the way to the backend (ensure_mtu_is_adequate in net/netfilter/ipvs/ip_vs_xmit.c).
+func (r *routes) adapt(route *netlink.Route, a netip.Addr) {
 	found, err := r.handle.RouteGet(a.AsSlice())
 	switch {
-	case err != nil || len(found) == 0:
-		return nil // no process here can have sent packets there; what is still sent is masqueraded
-	case found[0].Type == unix.RTN_LOCAL:
-		return r.node(a.Is6()) // it is local already, by another way
+	case err != nil || len(found) == 0: // no process here can have sent packets there; what is still sent is masqueraded
+	case found[0].Type == unix.RTN_LOCAL: // it is local already, by another way
+		node := r.node(a.Is6())
+		if node.IPNet != nil {
+			route.Src, route.MTU = node.IP, r.mtu(node.LinkIndex)
+		}
+	default:
+		route.Src, route.MTU = found[0].Src, cmp.Or(found[0].MTU, r.mtu(found[0].LinkIndex))
 	}
-	return found[0].Src
 }
 
-// node is the node's first address of a family; nil: it has none.
-func (r *routes) node(v6 bool) net.IP {
-	if ip, known := r.nodes[v6]; known {
-		return ip
+// mtu is that of an interface; 0: it is not known.
+func (r *routes) mtu(index int) int {
+	if _, known := r.mtus[index]; !known {
+		if link, err := r.handle.LinkByIndex(index); err == nil {
+			r.mtus[index] = link.Attrs().MTU
+		}
+	}
+	return r.mtus[index]
+}
+
+// node is the node's first address of a family; zero: it has none.
+func (r *routes) node(v6 bool) netlink.Addr {
+	if addr, known := r.nodes[v6]; known {
+		return addr
 	}
 	family := netlink.FAMILY_V4
 	if v6 {
@@ -132,12 +150,12 @@ func (r *routes) node(v6 bool) net.IP {
 	addrs, _ := list(func() ([]netlink.Addr, error) { // without one the kernel chooses
 		return r.handle.AddrList(nil, family)
 	})
-	r.nodes[v6] = nil
+	r.nodes[v6] = netlink.Addr{}
 	for _, a := range addrs {
 		const unwanted = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE
 		proxys := but != nil && a.LinkIndex == but.Attrs().Index
 		if !proxys && a.Scope == int(netlink.SCOPE_UNIVERSE) && a.Flags&unwanted == 0 {
-			r.nodes[v6] = a.IP
+			r.nodes[v6] = a
 			break
 		}
 	}

@@ -168,8 +168,14 @@ func canonical(text string) (string, error) {
 
 // skip is why a plane deviates from a case, in all ways to play it or in this one; empty if it does not.
 func (c *testCase) skip(plane string, w way) string {
-	key := "skip " + plane
-	return cmp.Or(c.options[key], c.options[key+" "+string(c.family)], c.options[key+" "+w.name])
+	kind, _, _ := strings.Cut(plane, "-") // what a plane deviates in, its variants do as well
+	for _, name := range []string{plane, kind} {
+		key := "skip " + name
+		if reason := cmp.Or(c.options[key], c.options[key+" "+string(c.family)], c.options[key+" "+w.name]); reason != "" {
+			return reason
+		}
+	}
+	return ""
 }
 
 // ofSockets is the case with probes from TCP and UDP sockets on the node only. Expectations about sources stay as long

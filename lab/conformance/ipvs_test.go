@@ -43,7 +43,8 @@ func TestIPVS(t *testing.T) {
 
 // The address modes differ in what is local, and in whose addresses they are.
 const addressCases = "^(affinity-shared|cluster-ip|conflict|external-ip-node|external-ips|external-local|" +
-	"external-other-ports|guards|guards-node|hairpin|host-endpoint|load-balancer|no-endpoints|node-port-all|source-ranges-node)$"
+	"external-other-ports|guards|guards-node|hairpin|host-endpoint|load-balancer|no-endpoints|node-port-all|" +
+	"source-ranges-node|udp-large|udp-large-node)$"
 
 func TestIPVS_route(t *testing.T) { runAddressMode(t, "TestIPVS_route", ipvs.Route) }
 
@@ -55,7 +56,7 @@ func runAddressMode(t *testing.T, name string, mode ipvs.AddressMode) {
 		vm.Replay(t, "IPVS", "^"+name+"$/^cases$/"+addressCases)
 		return
 	}
-	conformance.Run(t, "ipvs", ipvsPlane(ipvs.Options{AddressMode: mode}))
+	conformance.Run(t, "ipvs-"+string(mode), ipvsPlane(ipvs.Options{AddressMode: mode}))
 }
 
 func TestIPVS_random(t *testing.T) {

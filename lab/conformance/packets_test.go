@@ -81,7 +81,9 @@ func (f *traffic) probe(ctx context.Context, p *probe) error {
 
 // once connects once and checks which backend answered, and the address that it saw.
 func (f *traffic) once(ctx context.Context, p *probe, to netip.AddrPort) (backend string, err error) {
-	o, err := f.node.Probe(ctx, testbed.Probe{From: p.from, To: to, Protocol: p.protocol, Timeout: p.timeout()})
+	o, err := f.node.Probe(ctx, testbed.Probe{
+		From: p.from, To: to, Protocol: p.protocol, Timeout: p.timeout(), Size: p.size,
+	})
 	switch {
 	case err != nil:
 		return "", err

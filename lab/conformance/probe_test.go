@@ -26,6 +26,7 @@ import (
 //
 // More words may follow. "sticky": all connections reach one backend ("sticky NAME": that one). "forgets D": but if the
 // client is silent for D, it may be another one. "share NAME F": the backend gets that part of the connections.
+// "bytes N": so large are the datagrams, and their answers.
 type probe struct {
 	line     string
 	flow     string // NAME
@@ -41,6 +42,7 @@ type probe struct {
 	forgets  time.Duration
 	favorite string
 	share    float64
+	size     int
 }
 
 // anyPlace allows every source address.
@@ -127,6 +129,8 @@ func (p *probe) answer(words []string) (err error) {
 		case "share":
 			p.favorite = next()
 			p.share, err = strconv.ParseFloat(next(), 64)
+		case "bytes":
+			p.size, err = strconv.Atoi(next())
 		default:
 			err = fmt.Errorf("unknown word %q", word)
 		}

@@ -26,6 +26,7 @@ type Probe struct {
 	Protocol   model.Protocol // 0: TCP
 	Timeout    time.Duration  // of the whole attempt; 0: DefaultTimeout
 	SourcePort uint16         // 0: one that was not used lately
+	Size       int            // in bytes, of a datagram and of its answer; 0: a few
 }
 
 // Result is how a Probe ended.
@@ -110,14 +111,17 @@ func (h *host) ask(ctx context.Context, p Probe, deadline time.Time) (string, er
 	if p.Protocol == model.UDP { // sent whatever the time is: nothing makes it wait
 		// A datagram that a rule of its own node drops fails with EPERM: that is silence. If the
 		// rule refuses it, the refusal is what Read returns.
-		if _, err := f.Write([]byte("?\n")); err != nil && !errors.Is(err, unix.EPERM) {
+		if _, err := f.Write(append([]byte("?\n"), make([]byte, max(p.Size-2, 0))...)); err != nil && !errors.Is(err, unix.EPERM) {
 			return "", err
 		}
 	}
 	defer limit(ctx, f, deadline)()
-	line := make([]byte, 128)
-	n, err := f.Read(line)
-	return string(line[:n]), err
+	answer := make([]byte, max(p.Size, 127)+1)
+	n, err := f.Read(answer)
+	if err == nil && p.Size != 0 && n != p.Size {
+		return "", fmt.Errorf("an answer of %d bytes to a datagram of %d", n, p.Size)
+	}
+	return strings.TrimRight(string(answer[:n]), "\x00"), err
 }
 
 func parseAnswer(line string) (Outcome, error) {

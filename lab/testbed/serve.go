@@ -20,7 +20,8 @@ import (
 //	<pod> <address:port seen>
 //
 // A connection stays open and gets the line again for each line it sends. A connection whose first byte after the line
-// is Echo gets back all that follows. A datagram that begins with it gets the pod's name and the rest of itself.
+// is Echo gets back all that follows. A datagram that begins with it gets the pod's name and the rest of itself. Zeros
+// after the line make the answer as large as the datagram.
 type server struct {
 	name string
 	port io.Closer     // the listening socket
@@ -125,7 +126,7 @@ func (s *server) answer(c *os.File, from netip.AddrPort) {
 }
 
 func (s *server) udpLoop(c *net.UDPConn) {
-	in, control := make([]byte, 64), make([]byte, unix.CmsgSpace(unix.SizeofInet6Pktinfo))
+	in, control := make([]byte, 1<<16), make([]byte, unix.CmsgSpace(unix.SizeofInet6Pktinfo))
 	for {
 		size, n, _, from, err := c.ReadMsgUDPAddrPort(in, control)
 		switch {
@@ -140,7 +141,8 @@ func (s *server) udpLoop(c *net.UDPConn) {
 
 func (s *server) reply(datagram []byte, from netip.AddrPort) []byte {
 	if len(datagram) == 0 || datagram[0] != Echo {
-		return s.line(from)
+		line := s.line(from)
+		return append(line, make([]byte, max(len(datagram)-len(line), 0))...)
 	}
 	return fmt.Appendf(nil, "%s %s", s.name, datagram[1:])
 }
