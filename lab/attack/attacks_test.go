@@ -550,6 +550,12 @@ var attacks = []attack{
 		},
 	},
 	{
+		name: "drain-waits", who: aPod, on: []plane{nftables}, // no data plane has a part in it
+		does:  "2,000 requests that wait at /drained",
+		stops: "two for each address",
+		act:   (*stage).waitDrained,
+	},
+	{
 		name: "sockets", who: aPod,
 		does:  "8,000 sockets of a pod",
 		stops: "shares of flows",

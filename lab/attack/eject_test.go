@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"fairlead.dev/fairlead/drain"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
@@ -132,4 +133,16 @@ func (s *stage) failElsewhere() {
 		s.unhearing(lurker, netip.AddrPortFrom(at, 1), 20)
 		s.visit(lurker, netip.AddrPortFrom(at, 2), 2)
 	})
+}
+
+// waitDrained has two endpoints of the attacker's ask, again and again, when no node uses them any more.
+func (s *stage) waitDrained() {
+	one(func(o *offer) {
+		o.Annotations = map[string]string{"fairlead.dev/drain-barrier": "true"}
+		o.endpoints = []netip.Addr{s.bed.Addr(evil, false), s.bed.Addr(lurker, false)}
+	})(s)
+	for _, from := range []testbed.Place{evil, lurker} {
+		at := netip.AddrPortFrom(s.bed.Addr(testbed.Node, false), healthz.Port())
+		s.hold(from, at, 1000, "GET "+drain.Path+"?timeout=10m HTTP/1.1\r\nHost: a\r\n\r\n")
+	}
 }
