@@ -205,11 +205,25 @@ type Config struct {
 	KeepLocalnet bool
 	// Counters is what the plane counts even where that costs something.
 	Counters Detail
+	// Flowtable is whether open connections that the node forwards go past the kernel's hooks.
+	Flowtable Flowtable
 	// Meter, if not nil, is told what the plane counts.
 	Meter Meter
 	// Fault, if not nil, makes an operation on the kernel fail by returning an error. Tests inject failures with it.
 	Fault func(operation string) error
 }
+
+// Flowtable is whether a flowtable of the kernel forwards open connections, in planes that can have one.
+type Flowtable int
+
+const (
+	// NoFlowtable forwards none.
+	NoFlowtable Flowtable = iota
+	// FlowtableUnlessFiltered does so while no other program has rules for such packets at the hooks that they would pass.
+	FlowtableUnlessFiltered
+	// FlowtableAlways does so in any case. Rules of other programs do not see these packets.
+	FlowtableAlways
+)
 
 // Inject is called before each operation on the kernel, named "area verb". It returns the error of a test.
 func (c *Config) Inject(operation string) error {

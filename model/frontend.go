@@ -105,12 +105,13 @@ type Frontend struct {
 	SNAT    SNAT           // Forward only
 	Kind    Kind           // of the address
 	Kept    bool           // Kind LoadBalancerIP: backends see this address as the destination, not their own
+	Hooked  bool           // Forward only: each packet passes the kernel's hooks; no flowtable forwards it
 }
 
 // Equal reports whether two rows say the same.
 func (f Frontend) Equal(o Frontend) bool {
 	return f.Service == o.Service && f.Verdict == o.Verdict && f.Pool == o.Pool && f.SNAT == o.SNAT &&
-		f.Kind == o.Kind && f.Kept == o.Kept &&
+		f.Kind == o.Kind && f.Kept == o.Kept && f.Hooked == o.Hooked &&
 		(f.Allow == nil) == (o.Allow == nil) && slices.Equal(f.Allow, o.Allow)
 }
 

@@ -17,6 +17,7 @@ func (s *State) MarshalJSON() ([]byte, error) {
 		Verdict  string         `json:"verdict"`
 		Pool     string         `json:"pool,omitempty"`
 		SNAT     string         `json:"snat,omitempty"`
+		Hooked   bool           `json:"hooked,omitempty"`
 		Allow    []netip.Prefix `json:"allow,omitzero"`
 	}
 	type backend struct {
@@ -53,7 +54,7 @@ func (s *State) MarshalJSON() ([]byte, error) {
 		f := s.Frontends[k]
 		row := frontend{
 			Address: k.AddrPort().String(), Protocol: k.Protocol.String(), Scope: k.Scope.String(),
-			Service: f.Service, Verdict: f.Verdict.String(), Allow: f.Allow,
+			Service: f.Service, Verdict: f.Verdict.String(), Hooked: f.Hooked, Allow: f.Allow,
 		}
 		if f.Verdict == Forward {
 			row.Pool, row.SNAT = f.Pool.String(), f.SNAT.String()

@@ -245,8 +245,8 @@ func (s *State) Validate() error {
 			bad(k, "unknown protocol %d", k.Protocol)
 		case f.Verdict == Pass || f.Verdict > Drop || f.SNAT > Always || k.Scope > Internal:
 			bad(k, "unknown verdict, scope or SNAT")
-		case f.Verdict != Forward && (f.Pool != PoolID{} || f.SNAT != Never):
-			bad(k, "has a pool or SNAT, but its verdict is %s", f.Verdict)
+		case f.Verdict != Forward && (f.Pool != PoolID{} || f.SNAT != Never || f.Hooked):
+			bad(k, "has a pool, SNAT or is hooked, but its verdict is %s", f.Verdict)
 		case f.Verdict == Forward && !ok:
 			bad(k, "no pool %s", f.Pool)
 		case f.Verdict == Forward && f.Pool.V6 != k.Addr.Is6():

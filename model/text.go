@@ -16,6 +16,7 @@ import (
 //	backend default/web:http cluster 10.244.2.2:8080 weight 3
 //	frontend 10.96.0.10:80/tcp any forward default/web:http cluster snat offcluster allow 10.0.0.0/8
 //	frontend 10.96.0.10:81/tcp any reject default/web:admin
+//	frontend 10.96.0.10:82/tcp any forward default/web:http cluster snat offcluster hooked
 //	guard 10.96.0.0/16 drop
 //	health 192.0.2.1:32000 default/web local 2
 //	pods 10.244.0.0/16
@@ -102,6 +103,9 @@ func (f Frontend) String() string {
 	s := f.Verdict.String() + " "
 	if f.Verdict == Forward {
 		s += f.Pool.String() + " snat " + f.SNAT.String()
+		if f.Hooked {
+			s += " hooked"
+		}
 	} else {
 		s += f.Service
 	}
@@ -274,6 +278,7 @@ func (p *lineParser) frontend() Frontend {
 		f.Service = f.Pool.Service
 		p.option("snat")
 		f.SNAT = oneOf[SNAT](p, snatNames[:])
+		f.Hooked = p.option("hooked")
 	} else {
 		f.Service = p.next()
 	}

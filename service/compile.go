@@ -154,7 +154,7 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 			row := model.Frontend{Service: name, Verdict: s.verdict(l.pool), Allow: allow, Kind: e.kind,
 				Kept: c.service.Preserve && e.kind == model.LoadBalancerIP && c.view.HNS != nil}
 			if row.Verdict == model.Forward {
-				row.Pool, row.SNAT = pools[l.pool], l.snat
+				row.Pool, row.SNAT, row.Hooked = pools[l.pool], l.snat, c.service.Hooked
 				used[l.pool] = true
 			} else if c.service.passes(e) {
 				continue // routing decides

@@ -32,6 +32,7 @@ func FromService(o *corev1.Service) (*Service, []Problem) {
 	c.scheduler()
 	c.health()
 	c.barrier()
+	c.flowtable()
 	c.to.Preserve = o.Annotations[preserveAnnotation] == "true"
 	if c.to.Ignored = notOurs(o); c.to.Ignored != "" {
 		return c.to, nil
@@ -277,6 +278,16 @@ func (c *serviceReader) externalFailover() {
 		c.add(annotation(failoverAnnotation), "needs externalTrafficPolicy Local; it has no effect")
 	default:
 		c.to.Passthrough = true
+	}
+}
+
+// flowtableAnnotation has each packet of a Service's connections pass the hooks, where policies look at it.
+const flowtableAnnotation = "fairlead.dev/flowtable" // off, or what is configured
+
+func (c *serviceReader) flowtable() {
+	text, ok := c.from.Annotations[flowtableAnnotation]
+	if c.to.Hooked = text == "off"; ok && !c.to.Hooked {
+		c.add(annotation(flowtableAnnotation), "%.40q is not off; the setting flowtable holds", text)
 	}
 }
 

@@ -34,6 +34,7 @@ type Service struct {
 	Passthrough         bool          // externalFailoverPolicy: Passthrough (KEP-6272), which needs ExternalLocal
 	Preserve            bool          // annotation preserve-destination, of which only HNS knows
 	Barrier             bool          // annotation drain-barrier
+	Hooked              bool          // annotation flowtable is off
 	Ignored             string        // why this proxy has nothing to do with it; empty: it has
 }
 

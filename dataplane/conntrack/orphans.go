@@ -29,6 +29,9 @@ import (
 // backend that lives acknowledges within a fraction of a second. A client that has no answer sends again, ever later: a
 // pause of two seconds says that several packets had none. An idle connection has nothing unacknowledged.
 //
+// Of a connection that leaves a flowtable, connection tracking no longer knows what is acknowledged. It notes who has
+// sent since, and has a shorter timeout for a client that has sent the same several times.
+//
 // The tables are there while there are orphans. They are the socket's own, and go with the process.
 type orphans struct {
 	looking chan orphanLook // gets what the goroutine has done; nil: there is none
@@ -117,7 +120,7 @@ func (o *orphans) seek(gone dataplane.Gone) (found int, err error) {
 
 // find returns the orphans that are not in the sets.
 func (o *orphans) find(gone dataplane.Gone) (found []orphan, err error) {
-	renewed, err := o.renewed()
+	renewed, repeats, err := o.renewed()
 	if err != nil || len(gone) == 0 {
 		return nil, err
 	}
@@ -126,7 +129,7 @@ func (o *orphans) find(gone dataplane.Gone) (found []orphan, err error) {
 			_, failed := tracked.List(o.conntrack, v6, f, func(f *tracked.Flow) bool {
 				_, is := gone[f.Answers]
 				who := orphan{f.From, f.Answers}
-				if is && f.To != f.Answers && f.Mark&o.relayed == 0 && f.Unheard && f.Left < renewed-silence &&
+				if is && f.To != f.Answers && f.Mark&o.relayed == 0 && (f.Unheard || f.Resumed && repeats) && f.Left < renewed-silence &&
 					o.until[who].IsZero() && len(o.until)+len(found) < maxOrphans {
 					found = append(found, who)
 				}
@@ -153,11 +156,12 @@ func flowsTo(gone dataplane.Gone, v6 bool) (filters []tracked.Filter) {
 	return filters
 }
 
-// renewed is for how long a packet has a connection remembered that has unacknowledged data, at least.
-func (o *orphans) renewed() (least time.Duration, err error) {
+// renewed is for how long a packet has a connection remembered that has unacknowledged data, at least, and whether
+// others are remembered for longer.
+func (o *orphans) renewed() (least time.Duration, repeats bool, err error) {
 	least = time.Duration(1<<63 - 1)
-	return least, o.network.Do(func() error {
-		for _, timeout := range []string{"established", "unacknowledged", "max_retrans"} {
+	err = o.network.Do(func() error {
+		for _, timeout := range []string{"unacknowledged", "max_retrans", "established"} {
 			text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_" + timeout)
 			if err != nil {
 				return err
@@ -166,10 +170,12 @@ func (o *orphans) renewed() (least time.Duration, err error) {
 			if _, err := fmt.Sscan(string(text), &seconds); err != nil {
 				return err
 			}
+			repeats = time.Duration(seconds)*time.Second > least // at last: established
 			least = min(least, time.Duration(seconds)*time.Second)
 		}
 		return nil
 	})
+	return least, repeats, err
 }
 
 // reset has the next packet of each client answered by a reset. The tables go with the last orphan.

@@ -17,7 +17,7 @@ func (p *Plane) load(t *table) error {
 	if err := p.config.Inject("nftables list"); err != nil {
 		return err
 	}
-	if err := t.Load(p.ruleset.Socket, t.constantChains()); err != nil || !t.Exists || t.Foreign {
+	if err := t.Load(p.ruleset.Socket, t.knownChains()); err != nil || !t.Exists || t.Foreign {
 		return err
 	}
 	for i, s := range t.Sets {

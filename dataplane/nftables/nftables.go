@@ -19,6 +19,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -45,6 +46,8 @@ type Plane struct {
 	localnet localnet.Sysctl
 	tables   []*table // IPv4, IPv6; nil: the kernel's content is not known
 	clean    uint32   // Ruleset.Foreign when our tables were as they should be; 0: unknown
+	flows    *flows   // nil: there are no flowtables
+	stale    bool     // the flowtables are not as they should be
 }
 
 // planned is what there is to do, as long as no other program changes the ruleset.
@@ -74,7 +77,20 @@ func New(c dataplane.Config) (dataplane.Dataplane, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.probe(); err != nil {
+	if c.Flowtable != dataplane.NoFlowtable {
+		p.flows, err = watchDevices()
+	}
+	if err == nil {
+		err = p.probe()
+	}
+	if p.flows != nil && errors.Is(err, dataplane.ErrUnsupported) {
+		lacks := err
+		err, p.flows = p.flows.close(), nil
+		if err = errors.Join(err, p.probe()); err == nil && c.Log != nil {
+			c.Log.Warn("the kernel has no flowtables, so that all packets pass its hooks", "error", lacks)
+		}
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("nftables: %w", err), p.Close())
 	}
 	return p, nil
@@ -84,7 +100,7 @@ func New(c dataplane.Config) (dataplane.Dataplane, error) {
 func (p *Plane) probe() error {
 	var tx nft.Transaction
 	for _, t := range p.newTables(&tx) {
-		t.Name += "-probe"
+		t.Name, t.offloads = t.Name+"-probe", p.flows != nil
 		if err := t.structure(); err != nil {
 			return err
 		}
@@ -149,9 +165,12 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return partial
 	}
-	err = p.finish(tables, errors.Join(err, partial))
+	err, p.stale = p.finish(tables, errors.Join(err, partial)), true
 	if err == nil {
 		p.clean = before
+	}
+	if isPartial(err) {
+		err = errors.Join(err, p.renew())
 	}
 	return err
 }
@@ -159,17 +178,21 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 // plan finds the steps that lead from what the kernel holds to s. With ErrPartial they do so but for the
 // rows that the error names. When all pools are planned, and no frontends, it calls ready, unless that is nil.
 func (p *Plane) plan(s *model.State, ready func([]*table) error) ([]*table, *nft.Transaction, error) {
+	offloads, err := p.wantsFlowtable()
+	if err != nil {
+		return nil, nil, fmt.Errorf("nftables: %w", err)
+	}
 	tx := &nft.Transaction{}
 	tables := p.newTables(tx)
 	var errs []error
 	for i, t := range tables {
-		t.PodInterfaces = s.Pods.Interfaces
+		t.PodInterfaces, t.offloads = s.Pods.Interfaces, offloads
 		if err := p.load(t); err != nil {
 			return nil, nil, err
 		}
 		if t.Foreign {
 			t = p.newTables(tx)[i]
-			t.PodInterfaces, tables[i] = s.Pods.Interfaces, t
+			t.PodInterfaces, t.offloads, tables[i] = s.Pods.Interfaces, offloads, t
 			t.Delete()
 			ready = nil // a new table takes the place of the old one at once
 		}
@@ -249,7 +272,13 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 
 // Audit implements dataplane.Dataplane: each step that Sync would do is a difference. It does not look closer if no
 // other program has changed the ruleset since the last successful call.
-func (p *Plane) Audit(_ context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
+func (p *Plane) Audit(_ context.Context, s *model.State, d dataplane.Depth) (dataplane.Report, error) {
+	partial := p.renew()
+	r, err := p.audit(s, d)
+	return r, cmp.Or(err, partial)
+}
+
+func (p *Plane) audit(s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	foreign, err := p.ruleset.Foreign()
 	if err != nil {
 		return r, fmt.Errorf("nftables: %w", err)
@@ -302,7 +331,9 @@ func (p *Plane) Remove(context.Context) error {
 }
 
 // Close implements dataplane.Dataplane.
-func (p *Plane) Close() error { return errors.Join(p.ruleset.Close(), p.localnet.Close()) }
+func (p *Plane) Close() error {
+	return errors.Join(p.flows.close(), p.ruleset.Close(), p.localnet.Close())
+}
 
 // forget deletes from the memory of affinity the backends that have left their pools, and then their handles. It comes
 // after the change, when no packet can choose them any more. Packets add to that memory at any time. The listing shows

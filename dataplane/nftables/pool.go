@@ -129,6 +129,7 @@ func (t *table) setSlot(p *pool, i int, old, backend netip.AddrPort) {
 		set = choices
 	}
 	if old.IsValid() {
+		t.left = true
 		t.Element(unix.NFT_MSG_DELSETELEM, set, key, nil)
 	}
 	if !backend.IsValid() {

@@ -201,8 +201,8 @@ func (t *table) setFrontends(frontends iter.Seq2[model.Key, model.Frontend]) err
 // sweep deletes what load found and s does not need. The kernel demands this order: elements that lead to chains, then
 // chains, then the sets that their rules name.
 func (t *table) sweep() {
-	numbers, stickies := map[uint32]bool{}, t.foundStickies() // of pools that there are not
-	keep := map[string]bool{chainLocalnet: true}              // until Remove
+	numbers, stickies := map[uint32]bool{}, t.foundStickies()              // of pools that there are not
+	keep := map[string]bool{chainLocalnet: true, chainOffload: t.offloads} // the first one until Remove
 	for _, p := range t.pools {
 		if p.names != nil {
 			delete(stickies, p.names.number)
@@ -236,7 +236,11 @@ func (t *table) sweep() {
 	for s := range t.sizes {
 		keep[s.chain()] = true
 	}
+	_, offloaded := t.Chains[chainOffload]
 	t.SweepChains(keep)
+	if offloaded && !t.offloads {
+		t.DeleteFlowtable(flowtable)
+	}
 	t.found.slots, t.found.choices = nil, nil
 }
 

@@ -25,6 +25,7 @@ const (
 	memories
 	hairpin
 	served
+	hooked
 )
 
 // sets are those of every table. For keys of 32 bits, and a size that is known, the kernel has a table that is faster
@@ -43,6 +44,7 @@ func sets(f nft.Family) []*nft.Set {
 		&nft.Set{Name: "memories", Flags: unix.NFT_SET_MAP, Key: number},
 		&nft.Set{Name: "hairpin", Key: []nft.Field{f.Address, f.Address}, Shared: true},
 		&nft.Set{Name: "served", Key: number},
+		&nft.Set{Name: "hooked", Key: f.FrontendKey(), Shared: true},
 	)
 }
 

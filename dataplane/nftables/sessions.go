@@ -49,7 +49,7 @@ func (p *Plane) listSessions(s *model.State, yield func(dataplane.Session, error
 func (p *Plane) recognise(s *model.State) ([]*table, error) {
 	var found []*table
 	for _, t := range p.newTables(&nft.Transaction{}) {
-		if err := t.Load(p.ruleset.Socket, t.constantChains()); err != nil {
+		if err := t.Load(p.ruleset.Socket, t.knownChains()); err != nil {
 			return nil, err
 		}
 		if !t.Exists || t.Foreign {

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -20,6 +21,8 @@ const tableName = "fairlead"
 type table struct {
 	nft.Table
 	detail         dataplane.Detail
+	offloads       bool // there is a flowtable …
+	left           bool // … which may have connections that do not belong there any more
 	internals      int  // frontends of scope Internal
 	localnet       bool // some frontend is on 127.0.0.0/8
 	localnetIsOn   bool
@@ -67,7 +70,7 @@ func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 }
 
 func (t *table) structure() error {
-	if err := t.Structure(t.constantChains()); err != nil {
+	if err := errors.Join(t.Structure(t.constantChains()), t.setOffload()); err != nil {
 		return err
 	}
 	for _, c := range allClasses() {
@@ -124,11 +127,19 @@ func (t *table) setFrontend(key model.Key, f model.Frontend) error {
 		return fmt.Errorf("frontend %s: its pool %s is not in the kernel", key, f.Pool)
 	}
 	// Sources are let in before the frontend asks for them, and go when it does not ask any more.
+	var needs []nft.Entry
 	if c.limited {
-		t.Own(key, nft.SourcesOf(key, f)...)
+		needs = nft.SourcesOf(key, f)
+	}
+	if f.Hooked {
+		t.left = true
+		needs = append(needs, nft.Entry{Set: hooked, Key: string(nft.EncodeKey(key))})
+	}
+	if len(needs) > 0 {
+		t.Own(key, needs...)
 	}
 	t.setToken(key, c, p)
-	if !c.limited && t.Owns(key) {
+	if len(needs) == 0 && t.Owns(key) {
 		t.Own(key)
 	}
 	return nil

@@ -91,6 +91,8 @@ func (t *Transaction) part(s *Step) (what, want, have string) {
 		return "chain " + nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME), "its rules", "a chain that is not ours"
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		return "chain " + nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN), "its rules", "other rules"
+	case unix.NFT_MSG_NEWFLOWTABLE, unix.NFT_MSG_DELFLOWTABLE:
+		return "flowtable " + nfnetlink.Text(attrs, flowtableName), "a flowtable", "a flowtable that is not wanted"
 	}
 	return "", "the table", "another table"
 }

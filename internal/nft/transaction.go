@@ -215,6 +215,7 @@ var verbs = map[uint16]string{
 	unix.NFT_MSG_NEWCHAIN: "adding", unix.NFT_MSG_DELCHAIN: deleting,
 	unix.NFT_MSG_NEWRULE: "adding", unix.NFT_MSG_DELRULE: deleting,
 	unix.NFT_MSG_NEWSETELEM: "adding", unix.NFT_MSG_DELSETELEM: deleting,
+	unix.NFT_MSG_NEWFLOWTABLE: "adding", unix.NFT_MSG_DELFLOWTABLE: deleting,
 }
 
 // describe names what a step is about within its table, or set; empty: the table itself.
@@ -236,6 +237,8 @@ func (t *Transaction) describe(s *Step) string {
 		return "chain " + nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME)
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		return "rules of chain " + nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
+	case unix.NFT_MSG_NEWFLOWTABLE, unix.NFT_MSG_DELFLOWTABLE:
+		return "flowtable " + nfnetlink.Text(attrs, flowtableName)
 	}
 	return ""
 }

@@ -28,6 +28,7 @@ type Flow struct {
 	Status         Status
 	TCP            uint8         // its state, TCP_CONNTRACK_*
 	Unheard        bool          // a connection is open, and what its client has sent is not acknowledged
+	Resumed        bool          // it is open and has left a flowtable, and since then only its client has sent
 	Left           time.Duration // until it is forgotten, if no packet comes
 	Sent, Received Traffic       // what its client has, if the sysctl nf_conntrack_acct was 1 when the flow began
 
@@ -258,9 +259,14 @@ func (f *Flow) decode(attrs []byte) {
 			if state := nfnetlink.Attribute(tcp, nl.CTA_PROTOINFO_TCP_STATE); len(state) == 1 {
 				f.TCP = state[0]
 			}
-			const unacknowledged = 0x10 // IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED
+			const unacknowledged, sent = 0x10, 0x20 // IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED, IP_CT_TCP_FLAG_MAXACK_SET
 			flags := nfnetlink.Attribute(tcp, nl.CTA_PROTOINFO_TCP_FLAGS_ORIGINAL)
-			f.Unheard = f.TCP == nl.TCP_CONNTRACK_ESTABLISHED && len(flags) > 0 && flags[0]&unacknowledged != 0
+			if f.TCP != nl.TCP_CONNTRACK_ESTABLISHED || len(flags) == 0 {
+				return
+			}
+			replies := nfnetlink.Attribute(tcp, nl.CTA_PROTOINFO_TCP_FLAGS_REPLY)
+			f.Unheard = flags[0]&unacknowledged != 0
+			f.Resumed = flags[0]&sent != 0 && len(replies) > 0 && replies[0]&sent == 0
 		}
 	})
 }
