@@ -79,6 +79,7 @@ func defaultFairlead() FairleadConfiguration {
 		AuditInterval:   metav1.Duration{Duration: time.Second / 2},
 		MetricsServices: 50,
 		Counters:        CountServices,
+		Flowtable:       FlowtableOff,
 		TakeOver:        TakeOverRemove,
 		BackendHealth:   BackendHealthObserve,
 		ResetOrphans:    true,

@@ -63,6 +63,7 @@ func fieldsWithoutFlags() []Field {
 func fairleadPaths() []string {
 	return []string{
 		"manifests", "nodeIPs", "controlSocket", "healthCheckMaxAge", "auditInterval", "metricsServices", "counters",
+		"flowtable",
 		"takeOver",
 		"backendHealth", "ejection.failures", "ejection.floorPercent", "ejection.time", "ejection.maxTime",
 		"ejection.slowStart", "resetOrphans",

@@ -91,7 +91,7 @@ func TestHelp(t *testing.T) {
 What it serves: manifests hostname-override node-ip bind-address once strict feature-gates
 Configuration: config fairlead-config write-config-to
 Instead of running: cleanup init-only version
-Data plane: proxy-mode masquerade-all iptables-masquerade-bit iptables-min-sync-period ipvs-min-sync-period audit-interval counters take-over iptables-backend
+Data plane: proxy-mode masquerade-all iptables-masquerade-bit iptables-min-sync-period ipvs-min-sync-period audit-interval counters flowtable take-over iptables-backend
 Backends that do not answer: backend-health ejection-failures ejection-floor-percent ejection-time ejection-max-time ejection-slow-start reset-orphans
 Node ports: nodeport-addresses iptables-localhost-nodeports
 Pods: detect-local-mode cluster-cidr pod-bridge-interface pod-interface-name-prefix

@@ -169,6 +169,7 @@ func (l *loading) fairlead() {
 	override(f, "audit-interval", &c.AuditInterval, said.AuditInterval)
 	override(f, "metrics-services", &c.MetricsServices, said.MetricsServices)
 	override(f, "counters", &c.Counters, said.Counters)
+	override(f, "flowtable", &c.Flowtable, said.Flowtable)
 	override(f, "backend-health", &c.BackendHealth, said.BackendHealth)
 	override(f, "ejection-failures", &c.Ejection.Failures, said.Ejection.Failures)
 	override(f, "ejection-floor-percent", &c.Ejection.FloorPercent, said.Ejection.FloorPercent)

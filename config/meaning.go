@@ -63,6 +63,10 @@ func (c *Config) reason(path string) string {
 		if !c.may(ModeNFTables) && !c.may(ModeIPTables) {
 			return "the data plane " + c.Plane + " counts for each backend in any case"
 		}
+	case path == "flowtable":
+		if !c.may(ModeNFTables) {
+			return "it is for the data plane nftables"
+		}
 	case path == "ipvsAddressMode", path == "ipvsDrainTimeout":
 		if !c.may(ModeIPVS) {
 			return "it is for the data plane ipvs"

@@ -159,6 +159,10 @@ func (f *Flags) dataPlane() []option {
 			bind: value(stringValue[Counters]{&own.Counters, "Counters", nil}),
 			usage: "connections that modes nftables and iptables count, beside refusals: off, services (per port) or " +
 				"backends (packets and bytes, too; the first programming takes twice as long, a connection 4 % longer)"},
+		{group: plane, flag: "flowtable", field: "flowtable", always: true,
+			bind: value(stringValue[Flowtable]{&own.Flowtable, "Flowtable", nil}),
+			usage: "open connections that the node forwards go past the kernel's hooks, in mode nftables: off, auto (while " +
+				"no other program's rules see them there) or always; annotation fairlead.dev/flowtable: \"off\" has off for one Service"},
 		{group: plane, flag: "take-over", field: "takeOver", always: true,
 			bind:  value(stringValue[TakeOver]{&own.TakeOver, "TakeOver", nil}),
 			usage: "rules that kube-proxy left: Remove deletes them once Fairlead's are active, Keep leaves them"},

@@ -58,10 +58,11 @@ type planeSettings struct {
 	name      string
 	mark      uint32
 	counters  dataplane.Detail
-	iptables  iptables.Options  // of that plane
-	ipvs      ipvs.Options      // likewise
-	ebpf      config.EBPF       // likewise
-	userspace userspace.Options // likewise
+	flowtable dataplane.Flowtable // of nftables
+	iptables  iptables.Options    // of that plane
+	ipvs      ipvs.Options        // likewise
+	ebpf      config.EBPF         // likewise
+	userspace userspace.Options   // likewise
 }
 
 // legacyTables are what leads packets to the process of mode userspace where the kernel has no nf_tables.
@@ -180,7 +181,7 @@ func (s planeSettings) openItself(c dataplane.Config) (_ *handover.Plane, err er
 	if p.wrap != nil {
 		whole = p.wrap(p.Driver)
 	}
-	c.Mark, c.Counters = s.mark, s.counters
+	c.Mark, c.Counters, c.Flowtable = s.mark, s.counters, s.flowtable
 	if made.Dataplane, err = whole(c); err != nil {
 		return nil, err
 	}

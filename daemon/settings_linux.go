@@ -24,6 +24,9 @@ func planeOf(c *config.Config, name string) planeSettings {
 	if all || name == nftablesPlane || name == iptablesPlane {
 		s.counters = details[c.Fairlead.Counters]
 	}
+	if all || name == nftablesPlane {
+		s.flowtable = flowtables[c.Fairlead.Flowtable]
+	}
 	if all || name == ipvsPlane {
 		o := c.KubeProxy.IPVS
 		s.ipvs = ipvs.Options{
@@ -55,6 +58,10 @@ func planeOf(c *config.Config, name string) planeSettings {
 
 var details = map[config.Counters]dataplane.Detail{
 	config.CountServices: dataplane.PerPool, config.CountBackends: dataplane.PerBackend,
+}
+
+var flowtables = map[config.Flowtable]dataplane.Flowtable{
+	config.FlowtableAuto: dataplane.FlowtableUnlessFiltered, config.FlowtableAlways: dataplane.FlowtableAlways,
 }
 
 // redirect is a way for packets to the process in the words of the plane.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +16,6 @@ import (
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/outcomestest"
 	"fairlead.dev/fairlead/lab/testbed"
-	"fairlead.dev/fairlead/lab/testbed/nstest"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
 )
@@ -48,7 +46,7 @@ backend default/hooked cluster (b):80
 // TestFlowtable has all that is said of flowtables tried in a kernel that has them.
 func TestFlowtable(t *testing.T) {
 	t.Parallel()
-	if !hasFlowtables(t) {
+	if !testbed.HasFlowtables() {
 		vm.Replay(t, "flowtables")
 		return
 	}
@@ -71,15 +69,6 @@ func TestFlowtable(t *testing.T) {
 		outcomestest.Orphans{TB: t, Bed: bed, SNAT: "never", From: []testbed.Place{testbed.Node, "client", testbed.Outside}}.
 			Run(auditing{s.plane, s})
 	})
-}
-
-// hasFlowtables reports whether the kernel has.
-func hasFlowtables(t *testing.T) (has bool) {
-	nstest.Run(t, func(*testing.T) {
-		rules := "add table ip t; add flowtable ip t f { hook ingress priority 0; devices = { lo }; }"
-		has = exec.Command("nft", rules).Run() == nil
-	})
-	return has
 }
 
 func newFlowStage(t *testing.T, f dataplane.Flowtable) *flowStage {

@@ -24,11 +24,7 @@ import (
 //	backend answers ─► hook forward: chain offload ─ translated by a frontend, not hooked? ─► flowtable "open"
 //	later packets ──► hook of a device ─ in the flowtable? ─► device of the route
 //
-// Only a packet of the backend lets a connection in. So one whose backend is gone stays where connection tracking sees
-// it, and ResetOrphans finds it. A flow of UDP leaves when connection tracking forgets it.
-//
-// A connection cannot be taken out alone. So an empty flowtable takes the place of the old one when backends have left,
-// rows are hooked, or devices have come or gone. Audit does that; the next packets bring connections back.
+// Only a packet of the backend lets a connection in: ResetOrphans finds one whose backend is gone.
 const (
 	chainOffload = "offload"
 	flowtable    = "open"
@@ -135,7 +131,9 @@ func (f *flows) close() (err error) {
 	return errors.Join(err, f.network.Close())
 }
 
-// renew puts new flowtables in the place of those that are not right any more.
+// renew puts empty flowtables in the place of those that are not right any more: backends have left, rows are hooked, or
+// devices have come or gone. A connection cannot be taken out alone. Those that go on come back with their next packets.
+// A flow of UDP leaves before, when connection tracking forgets it.
 func (p *Plane) renew() error {
 	if p.flows == nil || p.tables == nil || !p.tables[0].offloads {
 		return nil

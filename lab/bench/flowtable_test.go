@@ -4,118 +4,171 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"runtime"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/localhost"
+	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-const trackRules = `table ip tracked {
-	chain pre { type nat hook prerouting priority -100; }
-	chain out { type nat hook output priority -100; }
-	chain post { type nat hook postrouting priority 100; }
-}
-`
+const (
+	directTracked = "direct, tracked"
+	withRequest   = "connections with a request"
+	shortSlice    = 300 // connections in a slice
+)
 
+// flowContenders are compared with direct, where no packet meets any rule, and directTracked.
+func flowContenders() []contender {
+	packets := localhost.Wrap(conntrack.Wrap(nftables.New))
+	return []contender{
+		{name: direct},
+		{name: directAgain},
+		{name: directTracked},
+		{name: "nftables", plane: packets},
+		{name: "nftables, flowtable", plane: func(c dataplane.Config) (dataplane.Dataplane, error) {
+			c.Flowtable = dataplane.FlowtableAlways
+			return packets(c)
+		}},
+	}
+}
+
+// BenchmarkFlowtable compares the costs of a pod's connections to a pod of another node, which its node forwards. The
+// kernel of the other node tracks nothing. Of each slice the tenth percentile counts: other processes disturb it less than
+// the median.
 func BenchmarkFlowtable(b *testing.B) {
-	if os.Getenv("FLOWVM") != "" && os.Getenv("FLOWIN") == "" {
-		b.Setenv("FLOWIN", "1")
-		runInTestKernel(b, "no flowtable")
+	if !testbed.HasFlowtables() {
+		runInTestKernel(b, "this kernel has no flowtables")
 		return
 	}
 	var arenas []*arena
 	for range openArenas {
-		arenas = append(arenas, newWideArena(b))
+		a := newWideArena(b)
+		a.tcp = slices.Clone(a.tcp[len(a.tcp)-1:]) // of the other node
+		arenas = append(arenas, a)
 	}
 	figures := map[string]Series{}
-	variants := []string{"direct", "direct again", "tracked", "tracked flowtable", "nftables", "nftables flowtable"}
-	next := rounds(b, roundsOf(b, 10))
+	order := flowContenders()
+	next := rounds(b, roundsOf(b, 30))
 	runtime.GC()
 	for i := 0; next(); i++ {
-		rand.Shuffle(len(variants), func(i, j int) { variants[i], variants[j] = variants[j], variants[i] })
-		for _, v := range variants {
-			all := *arenas[i%len(arenas)]
-			a := &all
-			a.tcp = a.tcp[len(a.tcp)-1:]
-			func() {
-				if strings.HasPrefix(v, "nftables") {
-					to := netip.AddrPortFrom(serviceAddr(0), servicePort)
-					rows := fmt.Sprintf("pods %s\n", testbed.ClusterCIDRs()[0]) + forward("web", to, remote(a.bed), "offcluster")
-					end := contenders()[4].serve(b, a.bed, rows)
-					defer end()
-				}
-				if strings.HasPrefix(v, "tracked") {
-					nftf(b, a.bed, trackRules)
-					defer nftf(b, a.bed, "delete table ip tracked")
-				}
-				if strings.HasSuffix(v, "flowtable") {
-					nftf(b, a.bed, flowRules(b, a))
-					defer nftf(b, a.bed, "delete table ip ft")
-				}
-				to := remote(a.bed)
-				if strings.HasPrefix(v, "nftables") {
-					to = netip.AddrPortFrom(serviceAddr(0), servicePort)
-				}
-				if err := a.to(clientPod, to).measureOpen(v, figures); err != nil {
-					b.Error(err)
-					b.FailNow()
-				}
-				if i < 1 && os.Getenv("FLOWSHOW") != "" {
-					fmt.Println(v, command(b, a.bed, testbed.Node, "sh", "-c", "cat /proc/net/nf_conntrack; nft list ruleset | tail -20"))
-				}
-			}()
+		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+		for _, c := range order {
+			c.measureFlows(b, arenas[i%len(arenas)], figures)
 		}
 	}
-	kinds := []string{betweenTwo}
-	for _, t := range traffics() {
-		kinds = append(kinds, t.name, t.name+ofProcessor)
+	reportFlowtable(b, figures)
+}
+
+// measureFlows has a contender serve for a moment, and adds what the pod sees to the figures.
+func (c contender) measureFlows(b *testing.B, a *arena, figures map[string]Series) {
+	b.Helper()
+	to := netip.AddrPortFrom(serviceAddr(0), servicePort)
+	rows := fmt.Sprintf("pods %s\n", testbed.ClusterCIDRs()[0]) + forward("web", to, remote(a.bed), "offcluster")
+	end := c.serve(b, a.bed, rows)
+	defer end()
+	if c.plane == nil {
+		to = remote(a.bed)
 	}
-	rows := [][]string{{"", "direct", "direct again", "tracked", "tracked flowtable", "nftables", "nftables flowtable"}}
-	for _, kind := range kinds {
-		control := figures[nameOpen(clientPod, kind, "direct")]
-		row := []string{kind, show(control.Duration())}
-		for _, v := range rows[0][2:] {
-			of := figures[nameOpen(clientPod, kind, v)]
-			ratio := control.Ratio(of)
-			if strings.HasSuffix(kind, ofProcessor) {
-				ratio = of.Ratio(control)
+	if c.name == directTracked {
+		command(b, a.bed, testbed.Node, "nft", "add table ip tracked; "+
+			"add chain ip tracked a { type nat hook prerouting priority -100; }; "+
+			"add chain ip tracked b { type nat hook postrouting priority 100; }")
+		defer command(b, a.bed, testbed.Node, "nft", "delete table ip tracked")
+	}
+	client := a.to(clientPod, to)
+	took := map[string][]time.Duration{}
+	err := client.flows(took)
+	if err == nil {
+		err = a.track.ConntrackTableFlush(0)
+	}
+	if err != nil {
+		b.Error(err)
+		b.FailNow()
+	}
+	for kind, took := range took {
+		slices.Sort(took)
+		name := nameOpen(clientPod, kind, c.name)
+		figures[name] = append(figures[name], took[len(took)/10].Seconds())
+	}
+}
+
+// flows adds what each thing took.
+func (c *client) flows(took map[string][]time.Duration) error {
+	open, err := c.openAll()
+	if err != nil {
+		return err
+	}
+	defer open.close()
+	for range openSlices {
+		for _, t := range traffics() {
+			some, _, err := open.slice(t)
+			if err != nil {
+				return err
 			}
+			took[t.name] = append(took[t.name], some...)
+		}
+		some, err := c.short()
+		if err != nil {
+			return err
+		}
+		took[withRequest] = append(took[withRequest], some...)
+	}
+	return nil
+}
+
+// short makes connections with one request, and returns what each took from connect to close.
+func (c *client) short() (took []time.Duration, err error) {
+	buffer := make([]byte, requestBytes)
+	err = c.bed.Do(c.place, func() error {
+		if err := blockSignals(); err != nil {
+			return err
+		}
+		for range shortSlice {
+			begin := time.Now()
+			here, there, err := c.open()
+			if err != nil {
+				return err
+			}
+			o := &openConnections{ends: [][2]int{{here, there}}}
+			err = request(here, there, buffer)
+			o.close()
+			if err != nil {
+				return err
+			}
+			took = append(took, time.Since(begin))
+		}
+		return nil
+	})
+	return took, err
+}
+
+func reportFlowtable(b *testing.B, figures map[string]Series) {
+	b.Helper()
+	head := []string{"pod to a pod of another node"}
+	for _, c := range flowContenders() {
+		head = append(head, c.name)
+	}
+	rows := [][]string{head}
+	var kinds []string
+	for _, t := range traffics() {
+		kinds = append(kinds, t.name)
+	}
+	for _, kind := range append(kinds, withRequest) {
+		control := figures[nameOpen(clientPod, kind, direct)]
+		row := []string{kind, show(control.Duration())}
+		for _, c := range flowContenders()[1:] {
+			ratio := control.Ratio(figures[nameOpen(clientPod, kind, c.name)]) // of rates: the inverse of that of times
 			row = append(row, ratio.precise())
+			b.ReportMetric(ratio.Median, compact(kind+":"+c.name))
 		}
 		rows = append(rows, row)
 	}
-	printTable("flow", rows...)
-	_ = time.Now
-}
-
-func flowRules(b *testing.B, a *arena) string {
-	names := command(b, a.bed, testbed.Node, "sh", "-c", "ls /sys/class/net 2>/dev/null; ip -o link | awk -F': ' '{print $2}' | cut -d@ -f1")
-	var devices []string
-	seen := map[string]bool{"lo": true, "ifb0": true, "ifb1": true, "sit0": true, "teql0": true, "tunl0": true}
-	for _, n := range strings.Fields(names) {
-		if !seen[n] {
-			devices = append(devices, n)
-		}
-		seen[n] = true
-	}
-	if os.Getenv("FLOWSHOW") != "" {
-		fmt.Println(devices)
-	}
-	return `table ip ft {
-	flowtable f { hook ingress priority 0; devices = { ` + strings.Join(devices, ", ") + ` }; }
-	chain forwarding { type filter hook forward priority 0; ct state established meta l4proto { tcp, udp } flow add @f; }
-}
-`
-}
-
-func nftf(b *testing.B, bed *testbed.Bed, rules string) {
-	b.Helper()
-	f := b.TempDir() + "/r.nft"
-	if err := os.WriteFile(f, []byte(rules), 0o600); err != nil {
-		b.Fatal(err)
-	}
-	command(b, bed, testbed.Node, "nft", "-f", f)
+	n := len(figures[nameOpen(clientPod, withRequest, direct)])
+	printTable(fmt.Sprintf("all contenders in turn in one cluster, %d rounds in %d clusters: medians of the tenth percentiles; "+
+		"times, and rates as ratios to direct", n, openArenas), rows...)
 }

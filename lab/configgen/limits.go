@@ -89,6 +89,7 @@ func fairleadLimits() map[string]limit {
 		"manifests":         {of: &limit{pattern: absolute, meaning: "must be an absolute path"}},
 		"controlSocket":     {pattern: `^$|` + absolute, meaning: "must be an absolute path, or empty"},
 		"counters":          words(config.CountNothing, config.CountServices, config.CountBackends),
+		"flowtable":         words(config.FlowtableOff, config.FlowtableAuto, config.FlowtableAlways),
 		"backendHealth":     words(config.BackendHealthOff, config.BackendHealthObserve, config.BackendHealthEject),
 		"ejection.failures": within(1, 100), "ejection.floorPercent": within(1, 100),
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -47,6 +48,12 @@ func HasProtocol(p model.Protocol) bool {
 	}
 	unix.Close(fd)
 	return true
+}
+
+// HasFlowtables reports whether this kernel's nf_tables has flowtables.
+func HasFlowtables() bool {
+	const add = "add table ip t; add flowtable ip t f { hook ingress priority 0; devices = { lo }; }"
+	return exec.Command("nft", "--check", add).Run() == nil
 }
 
 // listenSocket makes a socket that takes packets of both families on a port.
