@@ -639,7 +639,8 @@ static __noinline int free_port(__u8 protocol, const struct packet *p, struct tr
 }
 
 // claim makes a way back, to the port it names or another one that is free. Whoever has one has it alone, until the
-// flow ends. If it finds none, the key has one of a flow that is not held, if it has come upon one.
+// flow ends. If it finds none, the key has one of a flow that is not held, if it has come upon one. A client that is its
+// own backend does not get that one's port: its way there and its way back would have one key.
 static __noinline int claim(struct tuple *key, const struct translation *becomes)
 {
 	if (!key || !becomes)
@@ -647,7 +648,7 @@ static __noinline int claim(struct tuple *key, const struct translation *becomes
 	__be16 not_held = 0;
 
 	for (int i = 0; i < TRIES; i++) {
-		if ((key->hook == EGRESS || !bpf_map_lookup_elem(&taken, key)) &&
+		if ((key->hook == EGRESS ? !same(&key->src, &key->dst) : !bpf_map_lookup_elem(&taken, key)) &&
 		    !insert(key, becomes, BPF_NOEXIST))
 			return 0;
 		struct translation *known = bpf_map_lookup_elem(&translations, key);
