@@ -397,7 +397,7 @@ func (f *Flags) ebpfSizes() []option {
 
 func (f *Flags) userspace() []option {
 	own := &f.said.fairlead.Userspace
-	const bound = "; 0: a%s of the files that the process may open, %s at most"
+	const bound = "; 0: %s of the files that the process may open, %s at most"
 	return []option{
 		{group: userspace, flag: "userspace-redirect", field: "userspace.redirect", always: true,
 			bind: value(stringValue[UserspaceRedirect]{&own.Redirect, "UserspaceRedirect", nil}),
@@ -422,12 +422,12 @@ func (f *Flags) userspace() []option {
 			bind: number(&own.MaxConnections),
 			usage: "number of open TCP connections, two files each, as far as there are files; those beyond their client's " +
 				"share are reset" +
-				fmt.Sprintf(bound, " quarter", "65536")},
+				fmt.Sprintf(bound, "two fifths", "65536")},
 		{group: userspace, flag: "userspace-max-flows", field: "userspace.maxFlows", always: true,
 			bind: number(&own.MaxFlows),
-			usage: "number of UDP flows, up to two files each, as far as there are files; those beyond their client's " +
+			usage: "number of UDP flows, as far as there are files; those beyond their client's " +
 				"share end older ones" +
-				fmt.Sprintf(bound, "n eighth", "32768")},
+				fmt.Sprintf(bound, "a tenth", "32768")},
 	}
 }
 

@@ -3,6 +3,7 @@ package userspace_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -66,6 +67,68 @@ func TestBound_files(t *testing.T) {
 	}
 	for !n.greets(&open) { // until the proxy has seen the end
 	}
+}
+
+// TestBound_connections: of 20,000 files, four fifths are for connections.
+func TestBound_connections(t *testing.T) {
+	if !fewFiles(t) {
+		return
+	}
+	setFiles(t, 20000)
+	n := start(t, userspace.Options{})
+	n.sync("tcp", n.greeting())
+	n.counts("table connections capacity 8000 ")
+}
+
+// TestBound_pipes: pipes are lent only while they carry something, and only few at a time.
+func TestBound_pipes(t *testing.T) {
+	if !fewFiles(t) {
+		return
+	}
+	const connections = 100
+	setFiles(t, 4*connections) // for the plane
+	n := start(t, userspace.Options{})
+	n.sync("tcp", n.listen(func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c) }))
+	setFiles(t, 10*connections) // for the ends of the connections, too
+	var group sync.WaitGroup
+	defer group.Wait()
+	for range connections {
+		var c net.Conn
+		n.at("client", func() (err error) {
+			c, err = net.DialTimeout("tcp4", service, eventually.Patience())
+			return err
+		})
+		group.Go(func() {
+			data := make([]byte, 1<<20)
+			for _, err := c.Write(data); err == nil; _, err = c.Write(data) {
+			}
+		})
+		defer c.Close()
+	}
+	most := 0
+	for range connections {
+		eventually.Nil(t, "streams through pipes", func() error {
+			now := pipesNow(t)
+			most = max(most, now)
+			if now == 0 {
+				return errors.New("there is none")
+			}
+			return nil
+		})
+	}
+	if perConnection := 2 + float64(most)/connections; perConnection > 2.4 {
+		t.Errorf("%.2f files for each connection", perConnection)
+	}
+}
+
+// pipesNow is how many files of this process are ends of pipes.
+func pipesNow(t *testing.T) (n int) {
+	for _, f := range openNow(t) {
+		if to, err := os.Readlink("/proc/self/fd/" + f.Name()); err == nil && strings.HasPrefix(to, "pipe:") {
+			n++
+		}
+	}
+	return n
 }
 
 // greeting is a backend that says something and then nothing.
@@ -158,7 +221,7 @@ func setFiles(t *testing.T, most int) {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
 	if err == nil {
-		limit.Cur = uint64(most)
+		limit.Cur, limit.Max = uint64(most), max(limit.Max, uint64(most))
 		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
 	}
 	if err != nil {

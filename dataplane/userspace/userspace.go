@@ -73,8 +73,8 @@ type Options struct {
 	// FlowTimeout ends a flow of UDP that is silent, half a minute by default; StreamTimeout, two minutes, one that was
 	// answered and goes on. They are those of connection tracking.
 	FlowTimeout, StreamTimeout time.Duration
-	// MaxConnections bounds the connections of TCP that are open, and MaxFlows the flows of UDP. By default they are a
-	// quarter and an eighth of the files that the process may open, 65,536 and 32,768 at most. They are never more than
+	// MaxConnections bounds the connections of TCP that are open, and MaxFlows the flows of UDP. By default they are
+	// two fifths and a tenth of the files that the process may open, 65,536 and 32,768 at most. They are never more than
 	// there are files for, without a reserve for the rest of the process. Clients, Services and namespaces have shares
 	// (package share).
 	MaxConnections, MaxFlows int
@@ -87,21 +87,21 @@ func (o *Options) defaults() {
 	fill(&o.HalfClosedTimeout, time.Hour)
 	fill(&o.FlowTimeout, 30*time.Second)
 	fill(&o.StreamTimeout, 2*time.Minute)
-	files := min(share.Files(), 1<<18)
-	fill(&o.MaxConnections, files/4)
-	fill(&o.MaxFlows, files/8)
+	fill(&o.MaxConnections, min(share.Files()*2/5, 1<<16))
+	fill(&o.MaxFlows, min(share.Files()/10, 1<<15))
 	o.fit()
 }
 
-// fit makes what may be open at once so small that there are files for it. A connection takes two; a flow takes one,
-// and one from which it is answered. An eighth is for pipes, and for backends that have not answered for long.
+// fit makes what may be open at once so small that there are files for it. A connection takes two, and a flow one.
+// A sixteenth is lent: for pipes while they carry something, sockets that answer flows, and backends that have not
+// answered for long.
 func (o *Options) fit() {
 	rest := share.Files() - share.Reserve() - extraFiles()
-	o.MaxFlows = min(o.MaxFlows, rest/4)
-	o.MaxConnections = min(o.MaxConnections, (rest-2*o.MaxFlows)/2)
+	o.MaxFlows = min(o.MaxFlows, rest/8)
+	o.MaxConnections = min(o.MaxConnections, (rest-o.MaxFlows)/2)
 }
 
-func extraFiles() int { return share.Files() / 8 }
+func extraFiles() int { return share.Files() / 16 }
 
 func fill[T comparable](option *T, value T) {
 	var zero T

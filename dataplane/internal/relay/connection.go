@@ -85,12 +85,15 @@ func (c *connection) leave() {
 	c.Over()
 }
 
-// borrow asks for files beside the two that a connection has. The function that it returns gives them back; nil: there
-// are none to be had.
-func (c *connection) borrow(files int) (back func()) {
+// borrow asks for files beside the two that a connection has.
+func (c *connection) borrow(files int) (back func()) { return c.proxy.borrow(c.owner, files) }
+
+// borrow asks for files that nobody has for sure. The function that it returns gives them back; nil: there are none to
+// be had.
+func (p *Proxy) borrow(o share.Owner, files int) (back func()) {
 	var place share.Place
-	if !c.proxy.extra.Borrow(&place, c.owner, files) {
+	if !p.extra.Borrow(&place, o, files) {
 		return nil
 	}
-	return func() { c.proxy.extra.Leave(&place) }
+	return func() { p.extra.Leave(&place) }
 }

@@ -31,8 +31,8 @@ type Options struct {
 	IdleTimeout, HalfClosedTimeout time.Duration
 	// FlowTimeout ends a flow of UDP that is silent, and StreamTimeout one that was answered and goes on.
 	FlowTimeout, StreamTimeout time.Duration
-	// MaxConnections and MaxFlows bound those that are open at once, and Extra the files that connections borrow beside
-	// the two of each.
+	// MaxConnections and MaxFlows bound those that are open at once, and Extra the files that are borrowed beside the two
+	// of each connection and the one of each flow.
 	MaxConnections, MaxFlows, Extra int
 	// Connect opens a socket that asks a backend, with these setups among others; nil: Proxy.Connect does, as the process.
 	Connect func(Call, model.Backend, ...socket.Setup) (*Socket, error)
@@ -58,7 +58,7 @@ type Proxy struct {
 	buffers  sync.Pool      // of *[bufferSize]byte
 
 	connections         *share.Pool // of TCP and SCTP
-	extra               *share.Pool // files that connections borrow beside their two
+	extra               *share.Pool // files that are borrowed
 	messages            *share.Pool // bytes of large ones of SCTP
 	copier              *socket.Copier
 	retried, unanswered atomic.Uint64 // see dataplane.Dials

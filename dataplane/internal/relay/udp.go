@@ -48,9 +48,9 @@ type flows struct {
 // translates back.
 type front struct {
 	*net.UDPConn
-	at     netip.AddrPort
-	shared bool                     // it is not ours to close
-	flows  map[netip.AddrPort]*flow // by client
+	at    netip.AddrPort
+	back  func()                   // gives back the file that it has borrowed; nil: it is not ours to close
+	flows map[netip.AddrPort]*flow // by client
 }
 
 // flow is one client's way to a backend.
@@ -260,7 +260,10 @@ func (p *Proxy) connectFlow(f *flow, at Packet) error {
 	f.mu.Lock()
 	f.conn, f.backend, f.carried = conn, backend, f.pool.carriedBy(backend)
 	f.mu.Unlock()
-	return p.add(f, at)
+	if err = p.add(f, at); isExhausted(err) {
+		p.turned.count(&f.decision, tooManyFiles)
+	}
+	return err
 }
 
 // connectAny opens a socket to one of the backends that were not tried.
@@ -295,7 +298,7 @@ func (p *Proxy) add(f *flow, at Packet) error {
 	}
 	from := at.answeredFrom()
 	if l.fronts[from] == nil {
-		front, err := p.openFront(at)
+		front, err := p.openFront(at, share.Of(f.service(), share.Client{}))
 		if err != nil {
 			return err
 		}
@@ -324,16 +327,22 @@ func leave[K comparable](index map[K]map[*flow]struct{}, key K, f *flow) {
 	}
 }
 
-func (p *Proxy) openFront(at Packet) (*front, error) {
+func (p *Proxy) openFront(at Packet, o share.Owner) (*front, error) {
 	f := &front{at: at.answeredFrom(), flows: map[netip.AddrPort]*flow{}}
 	if at.From != nil {
-		f.UDPConn, f.shared = at.From.UDPConn, true
+		f.UDPConn = at.From.UDPConn
 		return f, nil
+	}
+	if f.back = p.borrow(o, 1); f.back == nil {
+		return nil, unix.EMFILE
 	}
 	err := p.sockets.Do(func() (err error) {
 		f.UDPConn, err = socket.ListenUDP(f.at, socket.Transparent, socket.Shared)
 		return err
 	})
+	if err != nil {
+		f.back()
+	}
 	return f, err
 }
 
@@ -452,8 +461,9 @@ func (l *flows) end(f *flow) {
 	delete(f.front.flows, f.client)
 	if len(f.front.flows) == 0 {
 		delete(l.fronts, f.front.at)
-		if !f.front.shared {
+		if f.front.back != nil {
 			f.front.Close()
+			f.front.back()
 		}
 	}
 }
