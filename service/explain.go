@@ -295,8 +295,11 @@ func (x *explainer) scheduler(s *Service) {
 }
 
 func choosers(scheduler string) string {
-	if scheduler == "mh" {
+	switch scheduler {
+	case "mh":
 		return "IPVS and eBPF choose"
+	case model.LeastOfTwo:
+		return "IPVS and userspace choose"
 	}
 	return "IPVS chooses"
 }

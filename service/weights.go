@@ -16,7 +16,7 @@ const (
 	weightsAnnotation   = "fairlead.dev/weights"   // of an EndpointSlice or Endpoints: see weights
 
 	// Cilium's count where ours are missing: objects that were written for it keep their meaning.
-	ciliumAlgorithm = "service.cilium.io/lb-algorithm" // of a Service: maglev or random
+	ciliumAlgorithm = "service.cilium.io/lb-algorithm" // of a Service: maglev, random or least-of-two
 	ciliumWeight    = "service.cilium.io/weight"       // of an EndpointSlice: one for all endpoints, 0 to 65535
 )
 
@@ -47,6 +47,9 @@ func (c *serviceReader) scheduler() {
 		return
 	}
 	names := model.Schedulers()
+	if text == leastOfTwo {
+		text = model.LeastOfTwo
+	}
 	i := slices.Index(names, text)
 	if i < 0 {
 		c.add(annotation(schedulerAnnotation), "%.40q is none of %s; the one that is configured is used", text,
@@ -62,10 +65,16 @@ func (c *serviceReader) ciliumScheduler() {
 	case "", "random":
 	case "maglev":
 		c.to.Scheduler = Scheduler(slices.Index(model.Schedulers(), "mh") + 1)
+	case leastOfTwo:
+		c.to.Scheduler = Scheduler(slices.Index(model.Schedulers(), model.LeastOfTwo) + 1)
 	default:
-		c.add(annotation(ciliumAlgorithm), "%.40q is neither maglev nor random; the one that is configured is used", text)
+		c.add(annotation(ciliumAlgorithm), "%.40q is none of maglev, random and least-of-two; the one that is configured is used",
+			text)
 	}
 }
+
+// leastOfTwo is a name for model.LeastOfTwo that says what it does.
+const leastOfTwo = "least-of-two"
 
 const (
 	// oneWeight is that of an endpoint of which no annotation says anything else.

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"sync"
@@ -27,6 +28,8 @@ const (
 //	the one that it had (affinity) ─ none ─► the one that its other connection is just dialling ─ none ─►
 //	the next in turn that is not suspect ─ none ─► the next in turn at all, one client at a time
 //
+// With the scheduler twos it is no turn that decides, but the load of two.
+//
 // A backend is suspect for ten seconds after it did not answer. Then one client tries it for all the others.
 
 // pool hands out backends. Goroutines of connections share it.
@@ -38,6 +41,7 @@ type pool struct {
 	serving  []turn
 	next     int // of serving, if all weigh the same
 	even     bool
+	twos     bool // the scheduler
 	affinity time.Duration
 	clients  map[netip.Addr]choice
 	proposed map[netip.Addr]choice        // of clients whose backend is being dialled
@@ -81,7 +85,7 @@ func (p *pool) set(m model.Pool) {
 	for _, t := range p.serving {
 		credits[t.AddrPort()] = t.credit
 	}
-	p.all, p.serving, p.even = m.Backends, nil, true
+	p.all, p.serving, p.even, p.twos = m.Backends, nil, true, m.Scheduler == model.LeastOfTwo
 	for _, b := range m.Serving() {
 		p.serving = append(p.serving, turn{b, credits[b.AddrPort()]})
 		p.even = p.even && b.Weight == p.serving[0].Weight
@@ -184,6 +188,9 @@ func (p *pool) propose(client netip.Addr, b netip.AddrPort, now time.Time) {
 
 // turn is whose turn it is among the backends that may have one; -1: there is none.
 func (p *pool) turn(may func(turn) bool) int {
+	if p.twos {
+		return p.lessLoaded(may)
+	}
 	if p.even {
 		for range p.serving {
 			i := p.next % len(p.serving)
@@ -209,6 +216,41 @@ func (p *pool) turn(may func(turn) bool) int {
 		p.serving[best].credit -= total
 	}
 	return best
+}
+
+// lessLoaded is of two backends, drawn by weight, the one that has fewer open connections for its weight.
+func (p *pool) lessLoaded(may func(turn) bool) int {
+	one := p.drawn(may)
+	if one < 0 {
+		return one
+	}
+	other := p.drawn(func(t turn) bool { return t.Backend != p.serving[one].Backend && may(t) })
+	if other >= 0 && p.open(other)*int64(p.serving[one].Weight) < p.open(one)*int64(p.serving[other].Weight) {
+		return other
+	}
+	return one
+}
+
+// drawn is a backend by chance, by its weight; -1: there is none.
+func (p *pool) drawn(may func(turn) bool) int {
+	chosen, total := -1, 0
+	for i, t := range p.serving {
+		if !may(t) {
+			continue
+		}
+		if total += int(t.Weight); rand.N(total) < int(t.Weight) {
+			chosen = i
+		}
+	}
+	return chosen
+}
+
+// open is how many connections a backend has.
+func (p *pool) open(i int) int64 {
+	if c := p.carried[p.serving[i].AddrPort()]; c != nil {
+		return c.Open.Load()
+	}
+	return 0
 }
 
 // answered counts a connection, and remembers the client's backend, for the pool's time from now on.

@@ -2,7 +2,9 @@ package relay
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -149,5 +151,77 @@ func TestPool_strangers(t *testing.T) {
 	}
 	if _, ok := p.remembered(netip.MustParseAddr("11.0.0.1"), now); !ok {
 		t.Error("the first ones that asked are not remembered")
+	}
+}
+
+// TestPool_leastOfTwo: of three backends one takes five times as long. The slowest hundredth of the clients wait half as
+// long as with turns, at most.
+func TestPool_leastOfTwo(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	inTurn, ofTwo := slowest(seed, ""), slowest(seed, model.LeastOfTwo)
+	t.Logf("the slowest hundredth takes %.1f in turn, %.1f by least of two", inTurn, ofTwo)
+	if 2*ofTwo > inTurn {
+		t.Error("that is more than half")
+	}
+}
+
+// slowest is the 99th percentile of the times that clients take. They come at random, and each backend serves one after
+// the other.
+func slowest(seed uint64, scheduler string) float64 {
+	const clients, load = 20000, 0.9 // of what turns can carry
+	chance := rand.New(rand.NewPCG(seed, 0))
+	m := poolOf(1, 1, 1)
+	m.Scheduler = scheduler
+	p := newPool(model.PoolID{})
+	p.set(m)
+	takes := map[netip.AddrPort]float64{backend(0): 1, backend(1): 1, backend(2): 5}
+	free := map[netip.AddrPort]float64{} // when a backend has served all that it has
+	type end struct {
+		at float64
+		of netip.AddrPort
+	}
+	var open []end
+	var times []float64
+	for now := 0.0; len(times) < clients; now += chance.ExpFloat64() * 5 / 3 / load {
+		open = slices.DeleteFunc(open, func(e end) bool {
+			if e.at > now {
+				return false
+			}
+			p.carriedBy(e.of).Open.Add(-1)
+			return true
+		})
+		b, _, _ := p.choose(netip.MustParseAddr("10.0.0.9"), nil, time.Time{})
+		to := b.AddrPort()
+		p.carriedBy(to).Open.Add(1)
+		free[to] = max(free[to], now) + takes[to]
+		open = append(open, end{free[to], to})
+		times = append(times, free[to]-now)
+	}
+	slices.Sort(times)
+	return times[clients*99/100]
+}
+
+// TestPool_leastOfTwoLeft: who was tried is not drawn, and weights count.
+func TestPool_leastOfTwoLeft(t *testing.T) {
+	m := poolOf(1, 3, 0)
+	m.Scheduler = model.LeastOfTwo
+	p := newPool(model.PoolID{})
+	p.set(m)
+	now := time.Now()
+	p.carriedBy(backend(0)).Open.Store(2)
+	p.carriedBy(backend(1)).Open.Store(5)
+	if got := turns(p, 9, now); got != "111111111" {
+		t.Error(got)
+	}
+	p.carriedBy(backend(1)).Open.Store(7)
+	if got := turns(p, 9, now); got != "000000000" {
+		t.Error(got)
+	}
+	if got := turns(p, 3, now, backend(0)); got != "111" {
+		t.Error(got)
+	}
+	if got := turns(p, 1, now, backend(0), backend(1)); got != "-" {
+		t.Error(got)
 	}
 }

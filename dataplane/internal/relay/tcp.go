@@ -75,6 +75,8 @@ func (p *Proxy) serve(at Packet, d decision, conn *connection) {
 	}
 	d.pool.answered(at.Client.Addr(), b, time.Now())
 	carried := d.pool.carriedBy(b)
+	carried.Open.Add(1)
+	defer carried.Open.Add(-1)
 	if at.Protocol == model.SCTP {
 		p.copyBothSCTP(client, backend, conn, carried)
 		return

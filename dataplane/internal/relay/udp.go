@@ -259,6 +259,9 @@ func (p *Proxy) connectFlow(f *flow, at Packet) error {
 	}
 	f.mu.Lock()
 	f.conn, f.backend, f.carried = conn, backend, f.pool.carriedBy(backend)
+	if !f.over {
+		f.carried.Open.Add(1)
+	}
 	f.mu.Unlock()
 	if err = p.add(f, at); isExhausted(err) {
 		p.turned.count(&f.decision, tooManyFiles)
@@ -434,7 +437,9 @@ func (p *Proxy) elsewhere(f *flow, why error) bool {
 	}
 	f.conn.end()
 	f.conn, f.backend, f.asked, f.told = conn, backend, time.Now(), false
+	f.carried.Open.Add(-1)
 	f.carried = f.pool.carriedBy(backend)
+	f.carried.Open.Add(1)
 	f.Touch()
 	f.pool.attempted(f.client.Addr(), backend, time.Now())
 	_ = f.conn.SetReadDeadline(f.deadline())
@@ -447,6 +452,9 @@ func (p *Proxy) elsewhere(f *flow, why error) bool {
 func (l *flows) end(f *flow) {
 	l.places.Leave(&f.place)
 	f.mu.Lock()
+	if !f.over && f.carried != nil {
+		f.carried.Open.Add(-1)
+	}
 	if f.over = true; f.conn != nil {
 		f.conn.end()
 	}

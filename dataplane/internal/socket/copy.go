@@ -82,7 +82,10 @@ func (c *Copier) Deadline(a *Activity) time.Time {
 }
 
 // Carried is what backends have got and sent, without headers. Of a stream it has no packets.
-type Carried struct{ ToBackend, ToClient Sum }
+type Carried struct {
+	ToBackend, ToClient Sum
+	Open                atomic.Int64 // connections and flows
+}
 
 // Sum adds up what is carried in one direction. nil takes everything, and forgets it.
 type Sum struct{ Packets, Bytes atomic.Uint64 }
