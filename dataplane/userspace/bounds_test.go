@@ -3,7 +3,6 @@ package userspace_test
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -85,11 +84,11 @@ func TestBound_pipes(t *testing.T) {
 	if !fewFiles(t) {
 		return
 	}
-	const connections = 100
+	const connections = 40
 	setFiles(t, 4*connections) // for the plane
 	n := start(t, userspace.Options{})
-	n.sync("tcp", n.listen(func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c) }))
-	setFiles(t, 10*connections) // for the ends of the connections, too
+	n.sync("tcp", n.listen(func(c *net.TCPConn) { go discard(c) }))
+	setFiles(t, 20*connections) // for the ends of the connections, too
 	var group sync.WaitGroup
 	defer group.Wait()
 	for range connections {

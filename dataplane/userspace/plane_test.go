@@ -107,6 +107,67 @@ func (n *node) sync(protocol string, backends ...string) *model.State {
 	return s
 }
 
+// TestLeastOfTwo: a new connection goes to the backend that has fewer.
+func TestLeastOfTwo(t *testing.T) {
+	n := start(t, userspace.Options{})
+	names := map[string]string{n.naming("a"): "a", n.naming("b"): "b"}
+	rows := "pods 10.244.0.0/16\npool default/web cluster scheduler twos\n" +
+		"frontend " + service + "/tcp any forward default/web cluster snat offcluster\n"
+	for b := range names {
+		rows += "backend default/web cluster " + b + "\n"
+	}
+	s, err := model.ParseState(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.resync(s)
+	open := map[string][]*net.TCPConn{}
+	connect := func() {
+		c := n.dial()
+		name := make([]byte, 1)
+		if _, err := io.ReadFull(c, name); err != nil {
+			t.Fatal(err)
+		}
+		open[string(name)] = append(open[string(name)], c)
+	}
+	for range 20 {
+		connect()
+	}
+	if len(open["a"]) != 10 || len(open["b"]) != 10 {
+		t.Fatalf("%d and %d", len(open["a"]), len(open["b"]))
+	}
+	for _, c := range open["a"] {
+		c.Close()
+	}
+	eventually.Nil(t, "the end of ten", func() error {
+		if left := n.plane.Open(); left != 10 {
+			return fmt.Errorf("%d are open", left)
+		}
+		return nil
+	})
+	open["a"] = nil
+	for range 10 {
+		connect()
+	}
+	if len(open["a"]) != 10 {
+		t.Errorf("%d of 10 go to who has none", len(open["a"]))
+	}
+}
+
+// naming is a backend that says its name.
+func (n *node) naming(name string) string {
+	return n.listen(func(c *net.TCPConn) {
+		_, _ = c.Write([]byte(name)) // who does not get it says so
+		go discard(c)
+	})
+}
+
+// discard reads until the client ends, and then does so, too.
+func discard(c *net.TCPConn) {
+	defer c.Close()
+	_, _ = io.Copy(io.Discard, c) // whatever the end is
+}
+
 // openOther makes another plane on the node.
 func (n *node) openOther(plane dataplane.New, c dataplane.Config) (p dataplane.Dataplane) {
 	n.Helper()
