@@ -68,8 +68,8 @@ func (c *serviceReader) ciliumScheduler() {
 	case leastOfTwo:
 		c.to.Scheduler = Scheduler(slices.Index(model.Schedulers(), model.LeastOfTwo) + 1)
 	default:
-		c.add(annotation(ciliumAlgorithm), "%.40q is none of maglev, random and least-of-two; the one that is configured is used",
-			text)
+		c.add(annotation(ciliumAlgorithm),
+			"%.40q is none of maglev, random and least-of-two; the one that is configured is used", text)
 	}
 }
 

@@ -111,8 +111,8 @@ func (r *routes) clear() error {
 }
 
 // adapt gives a route the source address and the MTU that packets of this node's processes would have if the address
-// were not local. Left to itself the kernel takes the destination for the source, and the MTU of lo: IPVS refuses what is
-// larger than the MTU of the way to the backend (ensure_mtu_is_adequate in net/netfilter/ipvs/ip_vs_xmit.c).
+// were not local. Left to itself the kernel takes the destination for the source, and the MTU of lo: IPVS refuses what
+// is larger than the MTU of the way to the backend (ensure_mtu_is_adequate in net/netfilter/ipvs/ip_vs_xmit.c).
 func (r *routes) adapt(route *netlink.Route, a netip.Addr) {
 	found, err := r.handle.RouteGet(a.AsSlice())
 	switch {

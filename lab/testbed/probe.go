@@ -111,7 +111,8 @@ func (h *host) ask(ctx context.Context, p Probe, deadline time.Time) (string, er
 	if p.Protocol == model.UDP { // sent whatever the time is: nothing makes it wait
 		// A datagram that a rule of its own node drops fails with EPERM: that is silence. If the
 		// rule refuses it, the refusal is what Read returns.
-		if _, err := f.Write(append([]byte("?\n"), make([]byte, max(p.Size-2, 0))...)); err != nil && !errors.Is(err, unix.EPERM) {
+		question := append([]byte("?\n"), make([]byte, max(p.Size-2, 0))...)
+		if _, err := f.Write(question); err != nil && !errors.Is(err, unix.EPERM) {
 			return "", err
 		}
 	}

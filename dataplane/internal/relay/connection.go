@@ -88,8 +88,8 @@ func (c *connection) leave() {
 // borrow asks for files beside the two that a connection has.
 func (c *connection) borrow(files int) (back func()) { return c.proxy.borrow(c.owner, files) }
 
-// borrow asks for files that nobody has for sure. The function that it returns gives them back; nil: there are none to
-// be had.
+// borrow asks for files that are set aside for no connection. The function that it returns gives them back; nil: there
+// are none to be had.
 func (p *Proxy) borrow(o share.Owner, files int) (back func()) {
 	var place share.Place
 	if !p.extra.Borrow(&place, o, files) {

@@ -154,8 +154,8 @@ func TestPool_strangers(t *testing.T) {
 	}
 }
 
-// TestPool_leastOfTwo: of three backends one takes five times as long. The slowest hundredth of the clients wait half as
-// long as with turns, at most.
+// TestPool_leastOfTwo: of three backends one takes five times as long. The slowest hundredth of the clients wait half
+// as long as with turns, at most.
 func TestPool_leastOfTwo(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
