@@ -12,6 +12,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/outcomestest"
@@ -57,6 +58,7 @@ func TestFlowtable(t *testing.T) {
 		"a removed backend of TCP":          (*flowStage).removedTCP,
 		"devices come and go":               (*flowStage).devices,
 		"another program filters":           (*flowStage).filtered,
+		"another plane comes":               (*flowStage).switched,
 		"nothing stays":                     (*flowStage).removed,
 		"a restart, and without flowtables": (*flowStage).restart,
 	} {
@@ -343,6 +345,40 @@ func (s *flowStage) filtered() {
 		s.Error("rules that see no packet of an open connection are taken for a policy:\n", list)
 	}
 	s.nft("delete table inet cuts; delete table inet translation")
+}
+
+// switched has another plane take the place of the one with flowtables.
+func (s *flowStage) switched() {
+	tcp, udp := s.connect("client", model.TCP, "10.96.0.10:80"), s.connect("client", model.UDP, "10.96.0.10:53")
+	s.inTable(tcp)
+	s.inTable(udp)
+	before := s.plane
+	err := s.bed.Do(testbed.Node, func() (err error) {
+		s.plane, err = conntrack.Wrap(iptables.New(iptables.Options{Backend: iptables.NFTables}))(dataplane.Config{})
+		return err
+	})
+	if err == nil {
+		err = errors.Join(s.plane.Sync(s.Context(), s.state), before.Remove(s.Context()), before.Close())
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+	next := s.plane
+	s.Cleanup(func() {
+		if err := errors.Join(next.Remove(context.WithoutCancel(s.Context())), next.Close()); err != nil {
+			s.Error(err)
+		}
+	})
+	for _, f := range []*flow{tcp, udp} {
+		eventually.True(s, "the connection leaves the flowtable", func() bool { return !s.offloaded(f) })
+		if now := s.ask(f); now != "b" {
+			s.Errorf("an open connection to b is answered by %q", now)
+		}
+	}
+	s.must(strings.ReplaceAll(flowRows, "(b):53", "(c):53"))
+	if now := s.ask(udp); now != "c" {
+		s.Errorf("after b has left the Service, %s answers", now)
+	}
 }
 
 func (s *flowStage) removed() {
