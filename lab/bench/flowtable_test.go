@@ -19,7 +19,7 @@ import (
 const (
 	directTracked = "direct, tracked"
 	withRequest   = "connections with a request"
-	shortSlice    = 300 // connections in a slice
+	shortSlice    = 200 // connections in a slice
 )
 
 // flowContenders are compared with direct, where no packet meets any rule, and directTracked.
@@ -97,28 +97,20 @@ func (c contender) measureFlows(b *testing.B, a *arena, figures map[string]Serie
 	}
 }
 
-// flows adds what each thing took.
+// flows notes what each thing took.
 func (c *client) flows(took map[string][]time.Duration) error {
 	open, err := c.openAll()
 	if err != nil {
 		return err
 	}
 	defer open.close()
-	for range openSlices {
-		for _, t := range traffics() {
-			some, _, err := open.slice(t)
-			if err != nil {
-				return err
-			}
-			took[t.name] = append(took[t.name], some...)
-		}
-		some, err := c.short()
-		if err != nil {
+	for _, t := range traffics() {
+		if took[t.name], _, err = open.slice(t); err != nil {
 			return err
 		}
-		took[withRequest] = append(took[withRequest], some...)
 	}
-	return nil
+	took[withRequest], err = c.short()
+	return err
 }
 
 // short makes connections with one request, and returns what each took from connect to close.
