@@ -72,6 +72,7 @@ const (
 
 // reporter makes Events of what happens. It is an engine.Observer.
 type reporter struct {
+	engine.Unobserved
 	to atomic.Pointer[emitter]
 
 	// Only the engine's goroutine uses the fields from here on.
@@ -99,12 +100,6 @@ func (r *reporter) emit(e kube.Event) {
 func (r *reporter) warn(reason, message string) {
 	r.emit(kube.Event{Warning: true, Reason: reason, Message: message})
 }
-
-// Answered implements engine.Observer.
-func (*reporter) Answered(string, int) {}
-
-// Arrived implements engine.Observer.
-func (*reporter) Arrived(engine.Changes) {}
 
 // Round implements engine.Observer.
 func (r *reporter) Round(round engine.Round) {
@@ -217,6 +212,7 @@ func (o observers) Answered(path string, status int) {
 
 // beginning is an engine.Observer that waits for the first rules.
 type beginning struct {
+	engine.Unobserved
 	inForce chan struct{} // closed once
 	once    sync.Once
 }
@@ -227,9 +223,3 @@ func (b *beginning) Round(r engine.Round) {
 		b.once.Do(func() { close(b.inForce) })
 	}
 }
-
-// Answered implements engine.Observer.
-func (*beginning) Answered(string, int) {}
-
-// Arrived implements engine.Observer.
-func (*beginning) Arrived(engine.Changes) {}

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"errors"
-	"net/netip"
 	"sync"
 
 	"fairlead.dev/fairlead/internal/tracked"
@@ -10,19 +9,19 @@ import (
 )
 
 const (
-	// maxDestinations is for how many destinations connections are gathered between two samples.
-	maxDestinations = 4096
-	// maxEach is how many of them are told one by one, of each destination.
-	maxEach = 20
+	// maxWays is of how many ways connections are gathered between two samples.
+	maxWays = 4096
+	// maxEach is how many of them are told one by one, of each way.
+	maxEach = 10
 )
 
-// flowWatch gathers the translated connections that begin, by destination: a busy one does not hide others.
+// flowWatch gathers the translated connections that begin, by way: a busy one does not hide others.
 type flowWatch struct {
 	watch *tracked.Watch
 	done  chan struct{}
 
 	mu     sync.Mutex
-	opened map[model.Key]*opened
+	opened map[way]*opened
 	missed bool
 }
 
@@ -32,7 +31,7 @@ func (n *node) watchFlows(plane string) (w *flowWatch, counted bool, err error) 
 	if plane == userspacePlane {
 		return nil, true, nil
 	}
-	w = &flowWatch{done: make(chan struct{}), opened: map[model.Key]*opened{}}
+	w = &flowWatch{done: make(chan struct{}), opened: map[way]*opened{}}
 	err = n.network.Do(func() (err error) {
 		w.watch, err = tracked.NewWatch(tracked.Begun)
 		return err
@@ -68,32 +67,32 @@ func (w *flowWatch) add(f *tracked.Flow) {
 	if f.To == f.Answers {
 		return
 	}
-	key := model.Key{Addr: f.To.Addr(), Port: f.To.Port(), Protocol: f.Protocol}
+	at := way{model.Key{Addr: f.To.Addr(), Port: f.To.Port(), Protocol: f.Protocol}, f.Answers}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	o := w.opened[key]
+	o := w.opened[at]
 	switch {
-	case o == nil && len(w.opened) == maxDestinations:
+	case o == nil && len(w.opened) == maxWays:
 		w.missed = true
 		return
 	case o == nil:
-		o = &opened{backends: map[netip.AddrPort]int{}}
-		w.opened[key] = o
+		o = &opened{}
+		w.opened[at] = o
 	}
-	if o.backends[f.Answers]++; len(o.each) < maxEach {
-		o.each = append(o.each, connection{f.From, f.Answers})
+	if o.count++; o.count <= maxEach {
+		o.clients = append(o.clients, f.From)
 	}
 }
 
 // take returns what has been gathered since the last call.
-func (w *flowWatch) take() (all map[model.Key]*opened, missed bool) {
+func (w *flowWatch) take() (all map[way]*opened, missed bool) {
 	if w == nil {
 		return nil, false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	all, missed = w.opened, w.missed
-	w.opened, w.missed = map[model.Key]*opened{}, false
+	w.opened, w.missed = map[way]*opened{}, false
 	return all, missed
 }
 

@@ -1,10 +1,6 @@
 package daemon
 
-import (
-	"errors"
-
-	"fairlead.dev/fairlead/model"
-)
+import "errors"
 
 // flowWatch is nothing on Windows: HNS does not tell which connections begin.
 type flowWatch struct{}
@@ -13,5 +9,5 @@ func (*node) watchFlows(string) (w *flowWatch, counted bool, err error) {
 	return nil, false, errors.New("HNS does not tell them")
 }
 
-func (*flowWatch) take() (all map[model.Key]*opened, missed bool) { return nil, false }
-func (*flowWatch) close()                                         {}
+func (*flowWatch) take() (all map[way]*opened, missed bool) { return nil, false }
+func (*flowWatch) close()                                   {}

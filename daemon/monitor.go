@@ -60,29 +60,19 @@ func newMonitor(w http.ResponseWriter, r *http.Request) *monitor {
 
 // follow ends when the client hangs up.
 func (m *monitor) follow(ctx context.Context, d *Daemon) {
-	ctx, cancel := context.WithCancel(ctx)
-	events := d.options.Logs.Events.Follow()
+	events, s := d.options.Logs.Events.Follow(), sampler{daemon: d}
 	defer events.Close()
-	samples, ended := make(chan recorder.Event), make(chan struct{})
-	go func() {
-		defer close(ended)
-		(&sampler{daemon: d}).run(ctx, func(e recorder.Event) {
-			select {
-			case samples <- e:
-			case <-ctx.Done():
-			}
-		})
-	}()
-	defer func() { cancel(); <-ended }()
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for err := error(nil); err == nil; {
+	defer func() { s.flows.close() }()
+	sample, second := time.NewTicker(sampleInterval), time.NewTicker(time.Second)
+	defer sample.Stop()
+	defer second.Stop()
+	for err := m.tell(s.sample(ctx)...); err == nil; {
 		select {
 		case e := <-events.Events:
 			err = m.tell(e)
-		case e := <-samples:
-			err = m.tell(e)
-		case <-tick.C:
+		case <-sample.C:
+			err = m.tell(s.sample(ctx)...)
+		case <-second.C:
 			err = m.tellLeftOut(events.LeftOut())
 		case <-ctx.Done():
 			return
@@ -90,14 +80,16 @@ func (m *monitor) follow(ctx context.Context, d *Daemon) {
 	}
 }
 
-// tell writes an event, if the client wants it and its namespace has not had its share.
-func (m *monitor) tell(e recorder.Event) error {
-	always := e.Kind == recorder.Monitor || e.Kind == recorder.LeftOut
-	if !always && (!m.wants(&e) || !m.share.May(e.Namespace(), time.Now())) {
-		return nil
-	}
-	if err := m.encoder.Encode(e); err != nil {
-		return err
+// tell writes the events that the client wants, if their namespaces have not had their share.
+func (m *monitor) tell(all ...recorder.Event) error {
+	for _, e := range all {
+		always := e.Kind == recorder.Monitor || e.Kind == recorder.LeftOut
+		if !always && (!m.wants(&e) || !m.share.May(e.Namespace(), time.Now())) {
+			continue
+		}
+		if err := m.encoder.Encode(e); err != nil {
+			return err
+		}
 	}
 	return m.flush.Flush()
 }

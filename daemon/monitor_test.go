@@ -115,11 +115,12 @@ frontend 10.96.0.10:83/tcp any forward default/web cluster snat never
 	if err != nil {
 		t.Fatal(err)
 	}
-	row := func(port uint16, v model.Verdict, n uint64) dataplane.Refused {
-		return dataplane.Refused{Addr: at, Port: port, Protocol: model.TCP, Verdict: v, Connections: n}
+	row := func(port uint16, v model.Verdict, why dataplane.Reason, n uint64) dataplane.Refused {
+		return dataplane.Refused{Addr: at, Port: port, Protocol: model.TCP, Verdict: v, Reason: why, Connections: n}
 	}
+	const none, noLocal = dataplane.NoEndpoints, dataplane.NoLocalEndpoints
 	p := &countingPlane{counters: dataplane.Counters{
-		Refused: []dataplane.Refused{row(80, model.Reject, 5), row(81, model.Drop, 1)},
+		Refused: []dataplane.Refused{row(80, model.Reject, none, 5), row(81, model.Drop, noLocal, 1)},
 		Served:  []dataplane.Served{{Pool: model.PoolID{Service: "default/web"}, Backend: netip.MustParseAddrPort("10.244.1.2:8080")}},
 	}}
 	s := sampler{counted: true}
@@ -129,8 +130,10 @@ frontend 10.96.0.10:83/tcp any forward default/web cluster snat never
 		t.Errorf("what was counted before is told: %+v", s.events)
 	}
 	p.counters.Refused = []dataplane.Refused{
-		row(80, model.Reject, 7), row(81, model.Drop, 2), row(82, model.Drop, 1), row(83, model.Reject, 1),
-		row(0, model.Reject, 1), {Verdict: model.Drop, Connections: 4},
+		row(80, model.Reject, none, 7), row(81, model.Drop, noLocal, 2), row(82, model.Drop, dataplane.SourceNotAllowed, 1),
+		row(83, model.Reject, dataplane.TableFull, 1), row(0, model.Reject, dataplane.NoServicePort, 1),
+		{Verdict: model.Drop, Reason: dataplane.NoServicePort, Connections: 4},
+		{Verdict: model.Drop, Reason: dataplane.SourceNotAllowed, Connections: 2},
 	}
 	p.counters.Served[0].Connections = 3
 	s.count(t.Context(), view)
@@ -143,8 +146,9 @@ frontend 10.96.0.10:83/tcp any forward default/web cluster snat never
 		"refused|default/web:b|dropped|1 connection to 10.96.0.10:81/tcp dropped: no endpoint on this node is ready",
 		"refused|default/web|dropped|1 connection to 10.96.0.10:82/tcp dropped: the client's address is not allowed",
 		"refused|default/web|refused|1 connection to 10.96.0.10:83/tcp refused: a limit was reached",
-		"refused||refused|1 connection to 10.96.0.10 refused: the Service has no such port",
-		"refused||dropped|4 connections to addresses of Services dropped: no Service has them, or their port",
+		"refused||refused|1 connection to 10.96.0.10 refused: no Service has that address and port",
+		"refused||dropped|4 connections to addresses of Services dropped: no Service has that address and port",
+		"refused||dropped|2 connections to addresses of Services dropped: the client's address is not allowed",
 		"connection|default/web|forwarded|3 connections: backend 10.244.1.2:8080",
 	}
 	if !slices.Equal(got, want) {

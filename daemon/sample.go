@@ -1,15 +1,14 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
-	"strings"
 	"time"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/recorder"
@@ -24,16 +23,20 @@ const (
 	countShare     = 50
 )
 
-// opened are connections to one destination.
-type opened struct {
-	each     []connection // the first few
-	backends map[netip.AddrPort]int
+// way is from a destination of clients to what answers them.
+type way struct {
+	to      model.Key
+	backend netip.AddrPort
 }
 
-type connection struct{ client, backend netip.AddrPort }
+// opened are connections of one way.
+type opened struct {
+	clients []netip.AddrPort // the first few
+	count   int
+}
 
-// sampler tells a monitor of the connections that clients open, by what the plane in force has: flows of connection
-// tracking, and the growth of its counters.
+// sampler finds the connections that clients open, by what the plane in force has: flows of connection tracking, and
+// the growth of its counters.
 type sampler struct {
 	daemon *Daemon
 	plane  string // of which it has told what it can tell
@@ -43,32 +46,6 @@ type sampler struct {
 	counted bool              // the plane counts connections, and no flows tell of them
 	before  map[string]uint64 // what the counters were; nil: they are not known
 	events  []recorder.Event  // of the sample at hand
-}
-
-// run passes events to send until ctx ends.
-func (s *sampler) run(ctx context.Context, send func(recorder.Event)) {
-	defer func() { s.flows.close() }()
-	tick := time.NewTicker(sampleInterval)
-	defer tick.Stop()
-	tell := func() {
-		for _, e := range s.events {
-			e.Time = time.Now()
-			send(e)
-		}
-		s.events = nil
-	}
-	for ctx.Err() == nil {
-		if plane := s.daemon.mode(); plane != s.plane {
-			s.begin(plane)
-			tell()
-		}
-		s.sample(ctx)
-		tell()
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
-	}
 }
 
 // begin tells how it learns of connections of another plane.
@@ -86,18 +63,27 @@ func (s *sampler) begin(plane string) {
 	case s.counted:
 		how = "their number each second"
 	}
-	s.events = append(s.events, recorder.Event{Kind: recorder.Monitor,
-		Message: fmt.Sprintf("data plane %s; new connections: %s", plane, how)})
+	s.add(recorder.Event{Kind: recorder.Monitor, Message: fmt.Sprintf("data plane %s; new connections: %s", plane, how)})
 }
 
-// sample asks the loop, which owns the rows. When it is busy, the next sample has what this one lacks.
-func (s *sampler) sample(ctx context.Context) {
-	if now := time.Now(); now.Before(s.due) && s.flows == nil {
-		return
+func (s *sampler) add(e recorder.Event) {
+	e.Time = time.Now()
+	s.events = append(s.events, e)
+}
+
+// sample returns what happened since the last one. It asks the loop, which owns the rows. When that is busy, the next
+// sample has what this one lacks.
+func (s *sampler) sample(ctx context.Context) []recorder.Event {
+	s.events = nil
+	if plane := s.daemon.mode(); plane != s.plane {
+		s.begin(plane)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	if s.flows == nil && time.Now().Before(s.due) {
+		return s.events
+	}
+	soon, cancel := context.WithTimeout(ctx, sampleInterval)
 	defer cancel()
-	_ = s.daemon.engine.Do(ctx, func(ctx context.Context, v engine.View) error {
+	_ = s.daemon.engine.Do(soon, func(_ context.Context, v engine.View) error {
 		s.takeFlows(v.State)
 		if now := time.Now(); !now.Before(s.due) {
 			s.count(ctx, v)
@@ -105,49 +91,47 @@ func (s *sampler) sample(ctx context.Context) {
 		}
 		return nil
 	})
+	return s.events
 }
 
 // takeFlows tells of the flows to Services.
 func (s *sampler) takeFlows(state *model.State) {
 	all, missed := s.flows.take()
-	for key, o := range all {
-		row, ok := state.Frontends[key]
-		if !ok {
-			key.Scope = model.Internal
-			row, ok = state.Frontends[key]
-		}
+	for at, o := range all {
+		row, ok := rowOf(state, at.to)
 		if !ok { // another program translates
 			continue
 		}
-		to := destination(key)
-		for _, c := range o.each {
-			s.events = append(s.events, recorder.Event{Kind: recorder.Connection, Verdict: recorder.Forwarded,
-				Service: row.Service, Client: c.client.String(), Destination: to, Backends: []string{c.backend.String()},
-				Count: 1, Message: fmt.Sprintf("%s to %s: backend %s", c.client, to, c.backend)})
-			o.backends[c.backend]--
+		for _, client := range o.clients {
+			s.forwarded(row.Service, client.String(), destination(at.to), at.backend, 1)
 		}
-		for _, b := range slices.SortedFunc(maps.Keys(o.backends), netip.AddrPort.Compare) {
-			s.grown(row.Service, to, b, o.backends[b])
-		}
+		s.forwarded(row.Service, "", destination(at.to), at.backend, o.count-len(o.clients))
 	}
 	if missed {
-		s.events = append(s.events, recorder.Event{Kind: recorder.LeftOut,
-			Message: "connections began faster than they could be followed"})
+		s.add(recorder.Event{Kind: recorder.LeftOut, Message: "connections began faster than they could be followed"})
 	}
 }
 
-// grown tells of connections that are not told one by one.
-func (s *sampler) grown(service, to string, backend netip.AddrPort, n int) {
+// rowOf is the row of an address for clients outside of the cluster, or else for those in it.
+func rowOf(state *model.State, key model.Key) (row model.Frontend, ok bool) {
+	if row, ok = state.Frontends[key]; !ok {
+		key.Scope = model.Internal
+		row, ok = state.Frontends[key]
+	}
+	return row, ok
+}
+
+// forwarded tells of n connections to a backend: that of a client, or those that are not told one by one.
+func (s *sampler) forwarded(service, client, to string, backend netip.AddrPort, n int) {
 	if n == 0 {
 		return
 	}
-	e := recorder.Event{Kind: recorder.Connection, Verdict: recorder.Forwarded, Service: service, Destination: to,
-		Count: n, Backends: []string{backend.String()}, Message: said.Count(n, "connection")}
+	what := cmp.Or(client, said.Count(n, "connection"))
 	if to != "" {
-		e.Message += " to " + to
+		what += " to " + to
 	}
-	e.Message += ": backend " + backend.String()
-	s.events = append(s.events, e)
+	s.add(recorder.Event{Kind: recorder.Connection, Verdict: recorder.Forwarded, Service: service, Client: client,
+		Destination: to, Backends: []string{backend.String()}, Count: n, Message: what + ": backend " + backend.String()})
 }
 
 func destination(k model.Key) string { return fmt.Sprintf("%s/%s", k.AddrPort(), k.Protocol) }
@@ -158,7 +142,7 @@ func (s *sampler) count(ctx context.Context, v engine.View) {
 	if err != nil {
 		if s.before == nil && errors.Is(err, errors.ErrUnsupported) {
 			s.before = map[string]uint64{}
-			s.events = append(s.events, recorder.Event{Kind: recorder.Monitor,
+			s.add(recorder.Event{Kind: recorder.Monitor,
 				Message: fmt.Sprintf("data plane %s does not count what it refuses or drops", s.plane)})
 		}
 		return
@@ -172,49 +156,39 @@ func (s *sampler) count(ctx context.Context, v engine.View) {
 		return 0
 	}
 	for _, x := range counters.Refused {
-		key := model.Key{Addr: x.Addr, Port: x.Port, Protocol: x.Protocol}
-		if n := growth(fmt.Sprint(key, x.Verdict), x.Connections); n > 0 {
-			s.refused(v.State, key, x.Verdict, n)
+		if n := growth(fmt.Sprint(x.By(), x.Verdict, x.Reason), x.Connections); n > 0 {
+			s.refused(v.State, x, n)
 		}
 	}
 	for _, x := range counters.Served {
-		if !s.counted || !x.Backend.IsValid() {
-			continue
+		if s.counted && x.Backend.IsValid() {
+			s.forwarded(x.Pool.Service, "", "", x.Backend, growth(x.Pool.String()+x.Backend.String(), x.Connections))
 		}
-		s.grown(x.Pool.Service, "", x.Backend, growth(x.Pool.String()+x.Backend.String(), x.Connections))
 	}
 	s.before = now
 }
 
+// reasons are those of planes, for people.
+var reasons = map[dataplane.Reason]string{
+	dataplane.NoEndpoints:      "no endpoint is ready",
+	dataplane.NoLocalEndpoints: "no endpoint on this node is ready",
+	dataplane.SourceNotAllowed: "the client's address is not allowed",
+	dataplane.NoServicePort:    "no Service has that address and port",
+	dataplane.TableFull:        "a limit was reached",
+	"":                         "the kernel has not taken what should serve them",
+}
+
 // refused tells of connections that a row refuses or drops, and why.
-func (s *sampler) refused(state *model.State, key model.Key, verdict model.Verdict, n int) {
-	e := recorder.Event{Kind: recorder.Refused, Verdict: recorder.Rejected, Count: n, Destination: destination(key)}
-	if verdict == model.Drop {
+func (s *sampler) refused(state *model.State, x dataplane.Refused, n int) {
+	e := recorder.Event{Kind: recorder.Refused, Verdict: recorder.Rejected, Count: n, Destination: x.By()}
+	if x.Verdict == model.Drop {
 		e.Verdict = recorder.Dropped
 	}
-	row, ok := state.Frontends[key]
-	if internal := key; !ok {
-		internal.Scope = model.Internal
-		row, ok = state.Frontends[internal]
+	if !x.Addr.IsValid() {
+		e.Destination = "addresses of Services"
 	}
-	why := ""
-	switch {
-	case !key.Addr.IsValid():
-		e.Destination, why = "addresses of Services", "no Service has them, or their port"
-	case key.Port == 0:
-		e.Destination, why = key.Addr.String(), "the Service has no such port"
-	case !ok:
-		why = "the row is gone"
-	case row.Verdict == model.Forward && verdict == model.Drop && row.Allow != nil:
-		why = "the client's address is not allowed"
-	case row.Verdict == model.Forward:
-		why = "a limit was reached"
-	case row.Verdict == model.Drop:
-		why = "no endpoint on this node is ready"
-	default:
-		why = "no endpoint is ready"
-	}
+	row, _ := rowOf(state, model.Key{Addr: x.Addr, Port: x.Port, Protocol: x.Protocol})
 	e.Service = row.Service
-	e.Message = strings.Join([]string{said.Count(n, "connection"), "to", e.Destination, e.Verdict + ":", why}, " ")
-	s.events = append(s.events, e)
+	e.Message = fmt.Sprintf("%s to %s %s: %s", said.Count(n, "connection"), e.Destination, e.Verdict, reasons[x.Reason])
+	s.add(e)
 }

@@ -47,6 +47,7 @@ const (
 
 // Barrier confirms what this node's kernel has, and answers pods. It is an engine.Observer.
 type Barrier struct {
+	engine.Unobserved
 	look func(context.Context, func(*service.Table)) error
 	log  *slog.Logger
 
@@ -90,12 +91,6 @@ func (b *Barrier) Round(r engine.Round) {
 	}
 	b.change(func(v *view) { v.InForce = r.InForce })
 }
-
-// Answered implements engine.Observer.
-func (*Barrier) Answered(string, int) {}
-
-// Arrived implements engine.Observer.
-func (*Barrier) Arrived(engine.Changes) {}
 
 func (b *Barrier) view() view {
 	b.mu.Lock()

@@ -161,7 +161,7 @@ func New(o Options) *Engine {
 	}
 	o.HealthTimeout = orDefault(o.HealthTimeout, healthTimeout)
 	if o.Observer == nil {
-		o.Observer = noObserver{}
+		o.Observer = Unobserved{}
 	}
 	if o.work == nil {
 		o.work = processorTime

@@ -107,11 +107,17 @@ func (f *inForce) follow(oldest time.Time, b service.Barrier) {
 	f.stamps, f.Barrier = slices.Delete(f.stamps, 0, n), b
 }
 
-type noObserver struct{}
+// Unobserved ignores all. Observers of some things only embed it.
+type Unobserved struct{}
 
-func (noObserver) Round(Round)          {}
-func (noObserver) Arrived(Changes)      {}
-func (noObserver) Answered(string, int) {}
+// Round implements Observer.
+func (Unobserved) Round(Round) {}
+
+// Arrived implements Observer.
+func (Unobserved) Arrived(Changes) {}
+
+// Answered implements Observer.
+func (Unobserved) Answered(string, int) {}
 
 // Changes are numbers of changed objects.
 type Changes struct{ Services, Slices int }

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/said"
 )
 
@@ -32,6 +33,7 @@ const (
 
 // Recorder remembers. The zero value is ready.
 type Recorder struct {
+	engine.Unobserved
 	mu        sync.Mutex
 	events    []entry   // in the order in which they came
 	bytes     int       // of all

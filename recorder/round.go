@@ -12,12 +12,6 @@ import (
 // maxBackends is how many backends an Event names.
 const maxBackends = 5
 
-// Arrived implements engine.Observer.
-func (*Recorder) Arrived(engine.Changes) {}
-
-// Answered implements engine.Observer.
-func (*Recorder) Answered(string, int) {}
-
 // Round implements engine.Observer. Programming everything is one event, a line of the log, however many rows differ.
 func (r *Recorder) Round(x engine.Round) {
 	if x.Err != nil { // the log has it
