@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -54,13 +53,35 @@ func (d Dials) MarshalJSON() ([]byte, error) {
 // Served is what a backend of a pool got. Of a connection of UDP that is the first datagram from a socket to an
 // address, or of a flow that was silent for two minutes.
 type Served struct {
-	Pool        model.PoolID
-	Backend     netip.AddrPort // not valid: several, which the plane does not tell apart
-	Several     Several
+	Pool    model.PoolID
+	Backend netip.AddrPort // not valid: several, which the plane does not tell apart
+	Several Several
+	Sum
+}
+
+// Sum is what was counted of connections that were served.
+type Sum struct {
 	Connections uint64
-	Failed      uint64 // connections for which it was tried in vain, by a plane that connects itself
+	Failed      uint64 // connections for which a backend was tried in vain, by a plane that connects itself
 	// Of what passes as packets: where both ends have sockets on the node, the plane sees only the connection.
 	ToBackend, ToClient Traffic
+}
+
+// Plus adds another one.
+func (s Sum) Plus(o Sum) Sum {
+	return Sum{
+		s.Connections + o.Connections, s.Failed + o.Failed,
+		s.ToBackend.Plus(o.ToBackend), s.ToClient.Plus(o.ToClient),
+	}
+}
+
+// Max has the greater ones of two.
+func (s Sum) Max(o Sum) Sum {
+	return Sum{
+		max(s.Connections, o.Connections), max(s.Failed, o.Failed),
+		Traffic{max(s.ToBackend.Packets, o.ToBackend.Packets), max(s.ToBackend.Bytes, o.ToBackend.Bytes)},
+		Traffic{max(s.ToClient.Packets, o.ToClient.Packets), max(s.ToClient.Bytes, o.ToClient.Bytes)},
+	}
 }
 
 // MarshalJSON has the words of the text form.
@@ -92,31 +113,23 @@ const (
 )
 
 // Tally adds up what several kernel objects have counted of one backend.
-type Tally map[backendOf]Served
-
-type backendOf struct {
-	pool    model.PoolID
-	backend netip.AddrPort
-	several Several
-}
+type Tally map[Served]Sum // without their own sums
 
 // Add adds what one object has counted.
 func (t Tally) Add(s Served) {
-	key := backendOf{s.Pool, s.Backend, s.Several}
-	sum, ok := t[key]
-	if !ok {
-		t[key] = s
-		return
-	}
-	sum.Connections += s.Connections
-	sum.Failed += s.Failed
-	sum.ToBackend = sum.ToBackend.Plus(s.ToBackend)
-	sum.ToClient = sum.ToClient.Plus(s.ToClient)
-	t[key] = sum
+	more := s.Sum
+	s.Sum = Sum{}
+	t[s] = t[s].Plus(more)
 }
 
-// Served are the sums.
-func (t Tally) Served() []Served { return slices.Collect(maps.Values(t)) }
+// Served has the sums.
+func (t Tally) Served() (all []Served) {
+	for s, sum := range t {
+		s.Sum = sum
+		all = append(all, s)
+	}
+	return all
+}
 
 // Traffic is packets, and their bytes.
 type Traffic struct {
@@ -126,11 +139,6 @@ type Traffic struct {
 
 // Plus adds other traffic.
 func (t Traffic) Plus(o Traffic) Traffic { return Traffic{t.Packets + o.Packets, t.Bytes + o.Bytes} }
-
-// AtLeast is the greater of each.
-func (t Traffic) AtLeast(o Traffic) Traffic {
-	return Traffic{max(t.Packets, o.Packets), max(t.Bytes, o.Bytes)}
-}
 
 // A Reason is why a connection was refused.
 type Reason string

@@ -26,9 +26,10 @@ const patience = 500 * time.Millisecond
 // collector makes the metrics that are collected at a scrape.
 type collector struct {
 	metrics.BaseStableCollector
-	options Options
-	stale   atomic.Bool // the rows changed since they were counted
-	begun   sync.Once   // all rows have been in force once
+	registry *registry
+	options  Options
+	stale    atomic.Bool // the rows changed since they were counted
+	begun    sync.Once   // all rows have been in force once
 
 	mu      sync.Mutex
 	engine  Engine
@@ -44,7 +45,7 @@ type collector struct {
 
 func newCollector(s *registry, o Options) *collector {
 	c := &collector{
-		options: o,
+		registry: s, options: o,
 		build: s.scraped(fairlead("build_info", "Version of this program; always 1.",
 			"version", "go_version")),
 		mode: s.scraped(fairlead("mode_info", "The active data plane; always 1.", "mode")),
@@ -99,58 +100,51 @@ func (c *collector) serviceSeries(n int) {
 
 // DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(to chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{
-		c.build, c.mode, c.rows, c.noLocal,
-		c.healthy, c.eligible, c.partial, c.waiting, c.failures, c.unfinished, c.undone,
-		c.watchAge, c.watchLists,
-	} {
+	for _, d := range c.registry.scrapes {
 		to <- d
 	}
-	c.plane.describe(to)
 }
 
 // CollectWithStability implements metrics.StableCollector.
-func (c *collector) CollectWithStability(to chan<- metrics.Metric) {
-	gauge := func(d *metrics.Desc, value float64, labels ...string) {
-		to <- metrics.NewLazyConstMetric(d, metrics.GaugeValue, value, labels...)
-	}
-	gauge(c.build, 1, c.options.Version, runtime.Version())
+func (c *collector) CollectWithStability(all chan<- metrics.Metric) {
+	to := series(all)
+	to.gauge(c.build, 1, c.options.Version, runtime.Version())
 	if c.options.Mode != nil {
-		gauge(c.mode, 1, c.options.Mode())
+		to.gauge(c.mode, 1, c.options.Mode())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.engine != nil {
-		c.collectStatus(gauge)
+		c.collectStatus(to)
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		c.count(ctx)
 		c.plane.collect(ctx, c.engine, to)
 	}
 	if c.counted != nil {
-		c.counted.collect(c, gauge)
+		c.counted.collect(c, to)
 	}
 	if c.watches != nil {
 		for _, w := range c.watches() {
-			gauge(c.watchAge, time.Since(w.LastMessage).Seconds(), w.Resource)
-			to <- metrics.NewLazyConstMetric(c.watchLists, metrics.CounterValue, float64(w.Lists), w.Resource)
+			to.gauge(c.watchAge, time.Since(w.LastMessage).Seconds(), w.Resource)
+			to.counter(c.watchLists, uint64(w.Lists), w.Resource)
 		}
 	}
 }
 
-func (c *collector) collectStatus(gauge func(*metrics.Desc, float64, ...string)) {
+func (c *collector) collectStatus(to series) {
 	s := c.engine.Status()
-	gauge(c.healthy, truth(c.engine.Healthy()))
-	gauge(c.eligible, truth(s.NodeEligible))
-	gauge(c.partial, truth(s.Partial))
-	gauge(c.waiting, lasting(s.WaitingSince))
-	gauge(c.unfinished, lasting(s.AuditUnfinishedSince))
+	to.gauge(c.healthy, truth(c.engine.Healthy()))
+	to.gauge(c.eligible, truth(s.NodeEligible))
+	to.gauge(c.partial, truth(s.Partial))
+	to.gauge(c.waiting, lasting(s.WaitingSince))
+	to.gauge(c.unfinished, lasting(s.AuditUnfinishedSince))
 	if u := s.Undone; u != nil {
-		gauge(c.undone, lasting(u.Since), u.Process)
+		to.gauge(c.undone, lasting(u.Since), u.Process)
 	} else {
-		gauge(c.undone, 0, "")
+		to.gauge(c.undone, 0, "")
 	}
-	gauge(c.failures, float64(s.Failures))
+	to.gauge(c.failures, float64(s.Failures))
 }
 
 // lasting is for how long something has lasted, in seconds; the zero time: it does not.

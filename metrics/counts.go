@@ -4,8 +4,6 @@ import (
 	"context"
 	"net/netip"
 
-	"k8s.io/component-base/metrics"
-
 	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/model"
 )
@@ -81,13 +79,13 @@ func countNoLocal(s *model.State) map[noLocalKey]int {
 	return n
 }
 
-func (c *counts) collect(to *collector, gauge func(*metrics.Desc, float64, ...string)) {
+func (c *counts) collect(of *collector, to series) {
 	for kind, n := range c.rows {
-		gauge(to.rows, float64(n), kind)
+		to.gauge(of.rows, float64(n), kind)
 	}
 	for _, policy := range []string{"internal", "external"} {
 		for _, family := range []string{"IPv4", "IPv6"} {
-			gauge(to.noLocal, float64(c.noLocal[noLocalKey{policy, family}]), policy, family)
+			to.gauge(of.noLocal, float64(c.noLocal[noLocalKey{policy, family}]), policy, family)
 		}
 	}
 }

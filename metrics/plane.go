@@ -18,17 +18,11 @@ type plane struct {
 	full, evictions                      *metrics.Desc
 	failed, retried, unanswered          *metrics.Desc
 
-	served map[model.PoolID]sums // when it was asked last
-	total  sums
+	served map[model.PoolID]dataplane.Sum // when it was asked last
+	total  dataplane.Sum
 	top    top
 	last   dataplane.Counters
 	again  time.Time // when it is asked again
-}
-
-// sums are of a pool, of a port of a Service, or of all.
-type sums struct {
-	connections, failed uint64
-	toBackend, toClient dataplane.Traffic
 }
 
 func newPlane(s *registry) plane {
@@ -65,60 +59,47 @@ func newPlane(s *registry) plane {
 		unanswered: s.scrapedCounter(fairlead("unanswered_connections_total",
 			"Connections that were reset because no backend answered."+carried)),
 		memory: s.scraped(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
-		served: map[model.PoolID]sums{},
+		served: map[model.PoolID]dataplane.Sum{},
 		top:    newTop(s),
 	}
 }
 
-func (p *plane) describe(to chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{
-		p.connections, p.packets, p.bytes, p.refused, p.capacity, p.used, p.memory, p.full, p.evictions,
-		p.failed, p.retried, p.unanswered,
-	} {
-		to <- d
-	}
-	p.top.describe(to)
-}
-
 // collect asks the plane, between two batches, if the engine answers in time.
-func (p *plane) collect(ctx context.Context, e Engine, to chan<- metrics.Metric) {
+func (p *plane) collect(ctx context.Context, e Engine, to series) {
 	c, err := p.ask(ctx, e)
 	if err != nil {
 		return
 	}
 	p.add(c.Served)
-	counter := func(d *metrics.Desc, value uint64, labels ...string) {
-		to <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), labels...)
-	}
 	if c.Connections {
 		p.top.collect(to, c.Traffic)
-		counter(p.connections, p.total.connections)
+		to.counter(p.connections, p.total.Connections)
 	}
 	if d := c.Dials; d != nil {
-		counter(p.failed, d.Failed)
-		counter(p.retried, d.Retried)
-		counter(p.unanswered, d.Unanswered)
+		to.counter(p.failed, d.Failed)
+		to.counter(p.retried, d.Retried)
+		to.counter(p.unanswered, d.Unanswered)
 	}
 	if c.Traffic {
-		counter(p.packets, p.total.toBackend.Packets, "backend")
-		counter(p.packets, p.total.toClient.Packets, "client")
-		counter(p.bytes, p.total.toBackend.Bytes, "backend")
-		counter(p.bytes, p.total.toClient.Bytes, "client")
+		to.counter(p.packets, p.total.ToBackend.Packets, "backend")
+		to.counter(p.packets, p.total.ToClient.Packets, "client")
+		to.counter(p.bytes, p.total.ToBackend.Bytes, "backend")
+		to.counter(p.bytes, p.total.ToClient.Bytes, "client")
 	}
 	for why, n := range refusedWhy(c.Refused) {
-		counter(p.refused, n, why.verdict.String(), string(why.reason))
+		to.counter(p.refused, n, why.verdict.String(), string(why.reason))
 	}
 	for _, t := range c.Tables {
-		to <- metrics.NewLazyConstMetric(p.capacity, metrics.GaugeValue, float64(t.Capacity), t.Name)
+		to.gauge(p.capacity, float64(t.Capacity), t.Name)
 		if t.Counted {
-			to <- metrics.NewLazyConstMetric(p.used, metrics.GaugeValue, float64(t.Used), t.Name)
+			to.gauge(p.used, float64(t.Used), t.Name)
 		}
 		if t.Bytes > 0 {
-			to <- metrics.NewLazyConstMetric(p.memory, metrics.GaugeValue, float64(t.Bytes), t.Name)
+			to.gauge(p.memory, float64(t.Bytes), t.Name)
 		}
 		if c.Dials != nil {
-			counter(p.full, t.Full, t.Name)
-			counter(p.evictions, t.Evictions, t.Name)
+			to.counter(p.full, t.Full, t.Name)
+			to.counter(p.evictions, t.Evictions, t.Name)
 		}
 	}
 }
@@ -166,43 +147,30 @@ func (p *plane) ask(ctx context.Context, e Engine) (dataplane.Counters, error) {
 
 // add adds what was counted since the last time.
 func (p *plane) add(served []dataplane.Served) {
-	now := map[model.PoolID]sums{}
+	now := map[model.PoolID]dataplane.Sum{}
 	for _, s := range served {
-		sum := now[s.Pool]
-		sum.add(sums{s.Connections, s.Failed, s.ToBackend, s.ToClient})
-		now[s.Pool] = sum
+		now[s.Pool] = now[s.Pool].Plus(s.Sum)
 	}
-	ports := map[string]sums{}
+	ports := map[string]dataplane.Sum{}
 	for id, n := range now {
-		more := n.since(p.served[id])
-		p.total.add(more)
-		port := ports[id.Service]
-		port.add(more)
-		ports[id.Service] = port
+		more := since(p.served[id], n)
+		p.total = p.total.Plus(more)
+		ports[id.Service] = ports[id.Service].Plus(more)
 	}
 	p.top.add(ports)
 	p.served = now
 }
 
-func (s *sums) add(more sums) {
-	s.connections += more.connections
-	s.failed += more.failed
-	s.toBackend.Packets += more.toBackend.Packets
-	s.toBackend.Bytes += more.toBackend.Bytes
-	s.toClient.Packets += more.toClient.Packets
-	s.toClient.Bytes += more.toClient.Bytes
-}
-
-// since is what was added to sums.
-func (s sums) since(had sums) sums {
-	traffic := func(had, has dataplane.Traffic) dataplane.Traffic {
-		return dataplane.Traffic{Packets: since(had.Packets, has.Packets), Bytes: since(had.Bytes, has.Bytes)}
-	}
-	return sums{
-		since(had.connections, s.connections), since(had.failed, s.failed),
-		traffic(had.toBackend, s.toBackend), traffic(had.toClient, s.toClient),
+// since is what was added to a sum. A number that is smaller than before has begun anew.
+func since(had, has dataplane.Sum) dataplane.Sum {
+	has = has.Max(had)
+	return dataplane.Sum{
+		Connections: has.Connections - had.Connections, Failed: has.Failed - had.Failed,
+		ToBackend: dataplane.Traffic{
+			Packets: has.ToBackend.Packets - had.ToBackend.Packets, Bytes: has.ToBackend.Bytes - had.ToBackend.Bytes,
+		},
+		ToClient: dataplane.Traffic{
+			Packets: has.ToClient.Packets - had.ToClient.Packets, Bytes: has.ToClient.Bytes - had.ToClient.Bytes,
+		},
 	}
 }
-
-// since is what was added to a sum. One that is smaller than before has begun anew.
-func since(had, has uint64) uint64 { return max(had, has) - had }

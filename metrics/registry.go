@@ -18,6 +18,8 @@ type Description struct {
 type registry struct {
 	kube   metrics.KubeRegistry
 	listed []Description
+
+	scrapes []*metrics.Desc // of metrics whose values are found at a scrape
 }
 
 func (s *registry) note(d Description) { s.listed = append(s.listed, d) }
@@ -72,5 +74,17 @@ func (s *registry) scrapedCounter(d Description) *metrics.Desc {
 
 func (s *registry) describe(d Description) *metrics.Desc {
 	s.note(d)
-	return metrics.NewDesc(d.Name, d.Help, d.Labels, nil, metrics.ALPHA, "")
+	s.scrapes = append(s.scrapes, metrics.NewDesc(d.Name, d.Help, d.Labels, nil, metrics.ALPHA, ""))
+	return s.scrapes[len(s.scrapes)-1]
+}
+
+// series gets the values of a scrape.
+type series chan<- metrics.Metric
+
+func (s series) gauge(d *metrics.Desc, value float64, labels ...string) {
+	s <- metrics.NewLazyConstMetric(d, metrics.GaugeValue, value, labels...)
+}
+
+func (s series) counter(d *metrics.Desc, value uint64, labels ...string) {
+	s <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), labels...)
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"k8s.io/component-base/metrics"
+
+	"fairlead.dev/fairlead/dataplane"
 )
 
 // top has the series of single ports of Services: of those with the most connections lately, and one of all others
@@ -15,15 +17,15 @@ type top struct {
 
 	limit int // of ports with series of their own
 	ports map[string]*port
-	rest  sums // of ports, while they had no series of their own
+	rest  dataplane.Sum // of ports, while they had no series of their own
 }
 
 // port is a port of a Service.
 type port struct {
-	name  string  // as rows have it: namespace/name:port
-	sums  sums    // while it has series
-	score float64 // connections, of which older ones count less
-	shown bool    // it has series
+	name  string        // as rows have it: namespace/name:port
+	sum   dataplane.Sum // while it has series
+	score float64       // connections, of which older ones count less
+	shown bool          // it has series
 }
 
 // fade is what remains of a score at the next scrape. A port with series keeps them until another one has keep times as
@@ -47,15 +49,9 @@ func newTop(s *registry) top {
 	}
 }
 
-func (t *top) describe(to chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{t.connections, t.failed, t.bytes} {
-		to <- d
-	}
-}
-
 // add takes in what each port got since the last time, and chooses the ports with series. Ports that are not there any
 // more have none.
-func (t *top) add(more map[string]sums) {
+func (t *top) add(more map[string]dataplane.Sum) {
 	all := make([]*port, 0, len(more))
 	for name := range t.ports {
 		if _, there := more[name]; !there {
@@ -68,7 +64,7 @@ func (t *top) add(more map[string]sums) {
 			p = &port{name: name}
 			t.ports[name] = p
 		}
-		p.score = fade*p.score + float64(n.connections+n.failed)
+		p.score = fade*p.score + float64(n.Connections+n.Failed)
 		all = append(all, p)
 	}
 	rank := func(p *port) float64 {
@@ -82,35 +78,31 @@ func (t *top) add(more map[string]sums) {
 	})
 	for i, p := range all {
 		if p.shown = i < t.limit && p.score > 0; p.shown {
-			p.sums.add(more[p.name])
+			p.sum = p.sum.Plus(more[p.name])
 		} else {
-			t.rest.add(more[p.name])
-			p.sums = sums{}
+			t.rest = t.rest.Plus(more[p.name])
+			p.sum = dataplane.Sum{}
 		}
 	}
 }
 
-func (t *top) collect(to chan<- metrics.Metric, traffic bool) {
+func (t *top) collect(to series, traffic bool) {
 	if t.limit == 0 {
 		return
 	}
-	show := func(s sums, labels ...string) {
-		counter := func(d *metrics.Desc, value uint64, more ...string) {
-			all := append(slices.Clone(labels), more...)
-			to <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), all...)
-		}
-		counter(t.connections, s.connections)
-		counter(t.failed, s.failed)
+	show := func(s dataplane.Sum, namespace, service, port string) {
+		to.counter(t.connections, s.Connections, namespace, service, port)
+		to.counter(t.failed, s.Failed, namespace, service, port)
 		if traffic {
-			counter(t.bytes, s.toBackend.Bytes, "backend")
-			counter(t.bytes, s.toClient.Bytes, "client")
+			to.counter(t.bytes, s.ToBackend.Bytes, namespace, service, port, "backend")
+			to.counter(t.bytes, s.ToClient.Bytes, namespace, service, port, "client")
 		}
 	}
 	for _, p := range t.ports {
 		if p.shown {
 			service, name, _ := strings.Cut(p.name, ":")
 			namespace, service, _ := strings.Cut(service, "/")
-			show(p.sums, namespace, service, name)
+			show(p.sum, namespace, service, name)
 		}
 	}
 	show(t.rest, "", "", "")

@@ -34,8 +34,8 @@ func (c countingPlane) Counters(context.Context) (all dataplane.Counters, err er
 	all.Connections, all.Traffic = true, true
 	for i, n := range c.connections {
 		all.Served = append(all.Served, dataplane.Served{
-			Pool: model.PoolID{Service: fmt.Sprintf("shop/s-%d:http", i)}, Connections: n,
-			ToBackend: dataplane.Traffic{Packets: n, Bytes: 100 * n},
+			Pool: model.PoolID{Service: fmt.Sprintf("shop/s-%d:http", i)},
+			Sum:  dataplane.Sum{Connections: n, ToBackend: dataplane.Traffic{Packets: n, Bytes: 100 * n}},
 		})
 	}
 	return all, nil

@@ -26,23 +26,15 @@ type traffic struct {
 	done  chan struct{}
 
 	mu    sync.Mutex
-	ended map[way]sum
+	ended map[way]dataplane.Sum
 
-	told map[way]sum // at least so much, as a flow that ends is in neither for a moment
+	told map[way]dataplane.Sum // at least so much, as a flow that ends is in neither for a moment
 }
 
 // way is from a destination of clients to what answers them.
 type way struct {
 	to      model.Key
 	backend netip.AddrPort
-}
-
-type sum struct{ toBackend, toClient dataplane.Traffic }
-
-func (s sum) plus(o sum) sum { return sum{s.toBackend.Plus(o.toBackend), s.toClient.Plus(o.toClient)} }
-
-func (s sum) atLeast(o sum) sum {
-	return sum{s.toBackend.AtLeast(o.toBackend), s.toClient.AtLeast(o.toClient)}
 }
 
 // maxWays bounds of how many ways ended flows are added up.
@@ -54,7 +46,7 @@ func watchTraffic() *traffic {
 	if err != nil {
 		return nil
 	}
-	t := &traffic{watch: w, done: make(chan struct{}), ended: map[way]sum{}, told: map[way]sum{}}
+	t := &traffic{watch: w, done: make(chan struct{}), ended: map[way]dataplane.Sum{}, told: map[way]dataplane.Sum{}}
 	go func() {
 		defer close(t.done)
 		for {
@@ -68,20 +60,20 @@ func watchTraffic() *traffic {
 
 func (t *traffic) end(f *tracked.Flow) {
 	at, s := of(f)
-	if f.Status&tracked.NewTo == 0 || s == (sum{}) {
+	if f.Status&tracked.NewTo == 0 || s == (dataplane.Sum{}) {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if had, ok := t.ended[at]; ok || len(t.ended) < maxWays {
-		t.ended[at] = had.plus(s)
+		t.ended[at] = had.Plus(s)
 	}
 }
 
 // of is what a flow has carried.
-func of(f *tracked.Flow) (way, sum) {
+func of(f *tracked.Flow) (way, dataplane.Sum) {
 	return way{model.Key{Addr: f.To.Addr(), Port: f.To.Port(), Protocol: f.Protocol}, f.Answers},
-		sum{dataplane.Traffic(f.Sent), dataplane.Traffic(f.Received)}
+		dataplane.Sum{ToBackend: dataplane.Traffic(f.Sent), ToClient: dataplane.Traffic(f.Received)}
 }
 
 // add puts the sums into counters, in the rows of backends.
@@ -90,17 +82,17 @@ func (t *traffic) add(c *dataplane.Counters, conn *nfnetlink.Socket, s *model.St
 	all := maps.Clone(t.ended)
 	t.mu.Unlock()
 	for _, v6 := range []bool{false, true} {
-		open := map[way]sum{}
+		open := map[way]dataplane.Sum{}
 		translated := tracked.Filter{Status: tracked.NewTo, Mask: tracked.NewTo}
 		err := translated.Each(conn, v6, func() { clear(open) }, func(f *tracked.Flow) {
 			at, s := of(f)
-			open[at] = open[at].plus(s)
+			open[at] = open[at].Plus(s)
 		})
 		if err != nil {
 			return fmt.Errorf("traffic of flows: %w", err)
 		}
 		for at, s := range open {
-			all[at] = all[at].plus(s)
+			all[at] = all[at].Plus(s)
 		}
 	}
 	rows := dataplane.Tally{}
@@ -108,7 +100,7 @@ func (t *traffic) add(c *dataplane.Counters, conn *nfnetlink.Socket, s *model.St
 		rows.Add(row)
 	}
 	for at, sum := range all {
-		if sum.toBackend.Packets == 0 { // the kernel does not count, or began later
+		if sum.ToBackend.Packets == 0 { // the kernel does not count, or began later
 			continue
 		}
 		row, ok := rowOf(s, at)
@@ -116,9 +108,8 @@ func (t *traffic) add(c *dataplane.Counters, conn *nfnetlink.Socket, s *model.St
 			t.forget(at)
 			continue
 		}
-		sum = sum.atLeast(t.told[at])
-		t.told[at] = sum
-		row.ToBackend, row.ToClient = sum.toBackend, sum.toClient
+		row.Sum = sum.Max(t.told[at])
+		t.told[at] = row.Sum
 		rows.Add(row)
 	}
 	c.Served, c.Traffic = rows.Served(), c.Traffic || len(t.told) > 0

@@ -115,18 +115,15 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 	p.counted.add(p.tables.counted)
 	clear(p.tables.counted)
 	p.counted.prune(p.tables.pools)
-	served := map[counted]*dataplane.Served{}
+	served := dataplane.Tally{}
 	for k, n := range p.counted {
-		served[k] = &dataplane.Served{Pool: k.pool, Backend: k.backend, Connections: n}
+		served.Add(dataplane.Served{Pool: k.pool, Backend: k.backend, Sum: dataplane.Sum{Connections: n}})
 	}
 	err := p.addTraffic(served)
 	if err != nil {
 		return dataplane.Counters{}, fmt.Errorf("ebpf: %w", err)
 	}
-	out := dataplane.Counters{Connections: true, Traffic: true}
-	for _, s := range served {
-		out.Served = append(out.Served, *s)
-	}
+	out := dataplane.Counters{Connections: true, Traffic: true, Served: served.Served()}
 	if out.Refused, err = p.refused(); err != nil {
 		return out, fmt.Errorf("ebpf: %w", err)
 	}
@@ -136,7 +133,7 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 }
 
 // addTraffic adds what has passed as packets.
-func (p *Plane) addTraffic(served map[counted]*dataplane.Served) error {
+func (p *Plane) addTraffic(served dataplane.Tally) error {
 	if p.sweep == nil {
 		return nil
 	}
@@ -153,19 +150,13 @@ func (p *Plane) addTraffic(served map[counted]*dataplane.Served) error {
 		if !known {
 			continue
 		}
-		k := counted{id, fromPackets(key.Backend)}
-		if !hasBackend(p.tables.pools[id].backends, k.backend) {
-			k.backend = netip.AddrPort{}
+		s := dataplane.Served{Pool: id, Backend: fromPackets(key.Backend)}
+		if !hasBackend(p.tables.pools[id].backends, s.Backend) {
+			s.Backend = netip.AddrPort{}
 		}
-		s := served[k]
-		if s == nil {
-			s = &dataplane.Served{Pool: k.pool, Backend: k.backend}
-			served[k] = s
-		}
-		s.ToBackend.Packets += sum.Packets[packetsDirectionTO_BACKEND]
-		s.ToBackend.Bytes += sum.Bytes[packetsDirectionTO_BACKEND]
-		s.ToClient.Packets += sum.Packets[packetsDirectionTO_CLIENT]
-		s.ToClient.Bytes += sum.Bytes[packetsDirectionTO_CLIENT]
+		s.ToBackend.Packets, s.ToBackend.Bytes = sum.Packets[packetsDirectionTO_BACKEND], sum.Bytes[packetsDirectionTO_BACKEND]
+		s.ToClient.Packets, s.ToClient.Bytes = sum.Packets[packetsDirectionTO_CLIENT], sum.Bytes[packetsDirectionTO_CLIENT]
+		served.Add(s)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func (p *Plane) Counters(context.Context) (c dataplane.Counters, err error) {
 			err = p.backend.counts(tableID{f.v6, tableNames[nat]}, slices.Collect(maps.Keys(pools)),
 				func(chain string, to netip.AddrPort, n uint64) {
 					if to.IsValid() {
-						served.Add(dataplane.Served{Pool: pools[chain], Backend: to, Connections: n})
+						served.Add(dataplane.Served{Pool: pools[chain], Backend: to, Sum: dataplane.Sum{Connections: n}})
 					}
 				})
 		}

@@ -49,7 +49,9 @@ func (p *Plane) countByTable(tally dataplane.Tally) (all []dataplane.Refused, er
 				return nil, err
 			}
 			if len(counts) > 0 && counts[0].Packets > 0 {
-				tally.Add(dataplane.Served{Pool: pools[number], Several: dataplane.ByAffinity, Connections: counts[0].Packets})
+				row := dataplane.Served{Pool: pools[number], Several: dataplane.ByAffinity}
+				row.Connections = counts[0].Packets
+				tally.Add(row)
 			}
 		}
 		for c := range t.classes {
@@ -115,9 +117,9 @@ func (p *Plane) countServed(tally dataplane.Tally) error {
 }
 
 func served(id model.PoolID, backend netip.AddrPort, s ipvs.Stats) dataplane.Served {
-	return dataplane.Served{
-		Pool: id, Backend: backend, Connections: s.Conns,
-		ToBackend: dataplane.Traffic{Packets: s.InPackets, Bytes: s.InBytes},
-		ToClient:  dataplane.Traffic{Packets: s.OutPackets, Bytes: s.OutBytes},
-	}
+	return dataplane.Served{Pool: id, Backend: backend, Sum: dataplane.Sum{
+		Connections: s.Conns,
+		ToBackend:   dataplane.Traffic{Packets: s.InPackets, Bytes: s.InBytes},
+		ToClient:    dataplane.Traffic{Packets: s.OutPackets, Bytes: s.OutBytes},
+	}}
 }

@@ -77,7 +77,8 @@ func (t *table) countServed(p *Plane, tally dataplane.Tally) error {
 	for set, of := range sets {
 		all := dataplane.Tally{}
 		err := t.ListOf(p.ruleset.Socket, t.Sets[set], func() { clear(all) }, func(e nft.Element) {
-			row := dataplane.Served{Pool: of(binary.NativeEndian.Uint32(e.Key)), Connections: e.Count.Packets}
+			row := dataplane.Served{Pool: of(binary.NativeEndian.Uint32(e.Key))}
+			row.Connections = e.Count.Packets
 			if row.Backend, _ = nft.DecodeBackend(e.Data); set == served {
 				row.Several = dataplane.All
 			}
@@ -88,7 +89,7 @@ func (t *table) countServed(p *Plane, tally dataplane.Tally) error {
 		if err != nil {
 			return err
 		}
-		for _, s := range all {
+		for _, s := range all.Served() {
 			tally.Add(s)
 		}
 	}

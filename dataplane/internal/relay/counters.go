@@ -44,7 +44,8 @@ func (d *Directory) served() (out []dataplane.Served) {
 	for id, p := range d.pools {
 		p.mu.Lock()
 		for backend, n := range p.served {
-			row := dataplane.Served{Pool: id, Backend: backend, Connections: n.connections, Failed: n.failed}
+			row := dataplane.Served{Pool: id, Backend: backend}
+			row.Connections, row.Failed = n.connections, n.failed
 			if c := p.carried[backend]; c != nil {
 				row.ToBackend, row.ToClient = traffic(&c.ToBackend), traffic(&c.ToClient)
 			}
