@@ -188,10 +188,16 @@ func (o *orphans) reset(found []orphan) error {
 		}
 		return nil
 	}
-	tx := &nft.Transaction{}
-	if err := o.openTables(tx); err != nil {
-		return errors.Join(err, o.closeTables())
+	if o.ruleset == nil {
+		err := o.network.Do(func() (err error) {
+			o.ruleset, o.tables, err = nft.OpenOwned("fairlead-orphans", orphanSets, resetOrphans)
+			return err
+		})
+		if err != nil {
+			return err
+		}
 	}
+	tx := &nft.Transaction{}
 	for _, t := range o.tables {
 		t.Tx = tx
 		for _, of := range found {
@@ -210,44 +216,26 @@ func (o *orphans) reset(found []orphan) error {
 	return nil
 }
 
-func (o *orphans) openTables(tx *nft.Transaction) (err error) {
-	if o.ruleset != nil {
-		return nil
-	}
-	err = o.network.Do(func() (err error) {
-		o.ruleset, err = nft.Open(func(string) error { return nil })
-		return err
-	})
-	for _, f := range nft.Families {
-		set := &nft.Set{
-			Name: orphanSet, Flags: unix.NFT_SET_TIMEOUT, Key: []nft.Field{f.Address, nft.Port, f.Address, nft.Port},
-		}
-		t := nft.NewTable(nft.Table{Family: f, Name: "fairlead-orphans", Owned: true, Sets: []*nft.Set{set}, Tx: tx})
-		hook := func(name string, number uint32) nft.Chain {
-			return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number}, Rules: []nft.Rule{resetOrphan(f)}}
-		}
-		o.tables = append(o.tables, &t)
-		err = errors.Join(err, t.Structure([]nft.Chain{
-			hook("forward", unix.NF_INET_FORWARD), hook("output", unix.NF_INET_LOCAL_OUT),
-		}))
-	}
-	return err
+func orphanSets(f nft.Family) []*nft.Set {
+	key := []nft.Field{f.Address, nft.Port, f.Address, nft.Port}
+	return []*nft.Set{{Name: orphanSet, Flags: unix.NFT_SET_TIMEOUT, Key: key}}
 }
 
-// resetOrphan answers a packet of a client, which has its backend's address by now.
-func resetOrphan(f nft.Family) nft.Rule {
-	source, n := expr.CtKey(19), f.Address.Words() // NFT_CT_SRC_IP
-	if f.V6() {
-		source = 21 // NFT_CT_SRC_IP6
-	}
-	return nft.NewRule("reset",
+// resetOrphans answer a packet of a client, which has its backend's address by now.
+func resetOrphans(f nft.Family) []nft.Chain {
+	n := f.Address.Words()
+	rule := nft.NewRule("reset",
 		nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Equals([]byte{unix.IPPROTO_TCP}),
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)}, nft.Equals([]byte{0}),
-		nft.Tuple{Key: source, Register: nft.Word(0)},
+		nft.Tuple{Key: f.CtSource, Register: nft.Word(0)},
 		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(n)},
-		nft.Tuple{Key: source, Register: nft.Word(n + 1), Reply: true},
+		nft.Tuple{Key: f.CtSource, Register: nft.Word(n + 1), Reply: true},
 		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(2*n + 1), Reply: true},
 		nft.In(orphanSet), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	hook := func(name string, number uint32) nft.Chain {
+		return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number}, Rules: []nft.Rule{rule}}
+	}
+	return []nft.Chain{hook("forward", unix.NF_INET_FORWARD), hook("output", unix.NF_INET_LOCAL_OUT)}
 }
 
 func (o *orphans) closeTables() (err error) {

@@ -127,21 +127,30 @@ func (n *nfTables) counted(r *rule) bool {
 // counts implements backend.
 func (n *nfTables) counts(id tableID, chains []string, f func(string, netip.AddrPort, uint64)) error {
 	for _, name := range chains {
-		counts := map[kept]uint64{}
-		err := n.lists[0].Dump(id.rulesOf(name, func() { clear(counts) }, func(attrs []byte) {
-			k, c := keptOf(attrs, id.v6)
-			counts[k] += c.Packets
-		}))
+		counts, err := n.countsOf(id, name)
 		if err != nil {
-			return fmt.Errorf("list chain %s of %s: %w", name, id, err)
+			return err
 		}
-		for k, packets := range counts {
-			if packets > 0 {
-				f(name, k.to, packets)
+		for k, c := range counts {
+			if c.Packets > 0 {
+				f(name, k.to, c.Packets)
 			}
 		}
 	}
 	return nil
+}
+
+// countsOf is what the rules of a chain have counted.
+func (n *nfTables) countsOf(id tableID, chain string) (map[kept]dataplane.Traffic, error) {
+	counts := map[kept]dataplane.Traffic{}
+	err := n.lists[0].Dump(id.rulesOf(chain, func() { clear(counts) }, func(attrs []byte) {
+		k, c := keptOf(attrs, id.v6)
+		counts[k] = counts[k].Plus(c)
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("list chain %s of %s: %w", chain, id, err)
+	}
+	return counts, nil
 }
 
 // kept tells which rule of a chain takes over what another one has counted: the one that translates to the same
@@ -159,7 +168,7 @@ func (w writer) keptBy(r *rule) kept {
 }
 
 // keptOf decodes a rule that the kernel lists.
-func keptOf(attrs []byte, v6 bool) (k kept, n nft.Count) {
+func keptOf(attrs []byte, v6 bool) (k kept, n dataplane.Traffic) {
 	expressions := nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)
 	n, _ = nft.CountIn(expressions)
 	nfnetlink.Attributes(expressions, func(_ uint16, e []byte) {
@@ -323,21 +332,20 @@ func hook(table, chain string) *nft.Hook {
 }
 
 // chainRules makes a chain hold its rules, whatever it held. Counts between the listing and the transaction are lost.
-func (w writer) chainRules(name string) error {
-	counts, rules := map[kept]nft.Count{}, w.set[name]
+func (w writer) chainRules(name string) (err error) {
+	var counts map[kept]dataplane.Traffic
+	rules := w.set[name]
 	if w.known[name] && slices.ContainsFunc(rules, func(r rule) bool { return w.counted(&r) }) {
-		err := w.lists[0].Dump(w.table.rulesOf(name, func() { clear(counts) }, func(attrs []byte) {
-			k, n := keptOf(attrs, w.table.v6)
-			counts[k] = n
-		}))
-		if err != nil {
-			return fmt.Errorf("list chain %s of %s: %w", name, w.table, err)
+		if counts, err = w.countsOf(w.table, name); err != nil {
+			return err
 		}
 	}
 	w.Flush(name)
 	for i := range rules {
+		by := w.keptBy(&rules[i])
 		w.Tx.Join()
-		w.newRule(unix.NLM_F_APPEND, name, &rules[i], counts[w.keptBy(&rules[i])])
+		w.newRule(unix.NLM_F_APPEND, name, &rules[i], counts[by])
+		delete(counts, by) // of rules that say the same, one takes over all
 	}
 	return nil
 }
@@ -347,7 +355,7 @@ func (w writer) chainRules(name string) error {
 func (w writer) finish() {
 	for i := range w.add {
 		w.Tx.Join()
-		w.newRule(0, w.add[i].chain, &w.add[i].rule, nft.Count{})
+		w.newRule(0, w.add[i].chain, &w.add[i].rule, dataplane.Traffic{})
 	}
 	for _, f := range w.remove {
 		w.Tx.Join()
@@ -372,7 +380,7 @@ func (w writer) deleteChain(name string) {
 // maxComment is how much of a comment nft prints.
 const maxComment = 128
 
-func (w writer) newRule(flags uint16, chain string, r *rule, counted nft.Count) {
+func (w writer) newRule(flags uint16, chain string, r *rule, counted dataplane.Traffic) {
 	w.Object(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|flags, unix.NFTA_RULE_CHAIN, chain)
 	x := w.Tx.Open(unix.NFTA_RULE_EXPRESSIONS)
 	w.expressions(r, counted)
@@ -403,7 +411,7 @@ func (w writer) expression(name string, more func(), numbers ...uint32) {
 
 // expressions encodes a rule as iptables-nft does: addresses, interface and protocol as expressions, other matches as
 // extensions of x_tables.
-func (w writer) expressions(r *rule, counted nft.Count) {
+func (w writer) expressions(r *rule, counted dataplane.Traffic) {
 	if r.chance != 0 { // the others cost nothing if it decides against the rule
 		w.extension("match", statisticMatch(r.chance))
 	}

@@ -54,37 +54,24 @@ func (p *Plane) countByTable(tally dataplane.Tally) (all []dataplane.Refused, er
 				tally.Add(row)
 			}
 		}
-		for c := range t.classes {
-			if !c.limited {
-				continue
-			}
-			if all, err = t.AppendNotAllowed(all, p.ruleset.Socket, c.chain()); err != nil {
-				return nil, err
-			}
-		}
-		if all, err = t.AppendGuarded(all, p.ruleset.Socket, nft.ChainServices); err != nil {
+		rows, err := t.RefusedByRows(p.ruleset.Socket, []int{frontends, internalFrontends},
+			func(key model.Key, _ []byte) model.Verdict { return p.held.frontends[key].Verdict })
+		if err != nil {
 			return nil, err
 		}
-		for set, scope := range map[int]model.Scope{frontends: model.Any, internalFrontends: model.Internal} {
-			some, err := p.countRows(t, set, scope)
-			if err != nil {
-				return nil, err
+		chains := map[string][]dataplane.Refused{nft.ChainServices: nft.Guarded()}
+		for c := range t.classes {
+			if c.limited {
+				chains[c.chain()] = nft.NotAllowed()
 			}
-			all = append(all, some...)
 		}
+		rules, err := t.RefusedByRules(p.ruleset.Socket, chains)
+		if err != nil {
+			return nil, err
+		}
+		all = append(append(all, rows...), rules...)
 	}
 	return all, nil
-}
-
-// countRows lists what rows have refused that refuse all clients.
-func (p *Plane) countRows(t *table, set int, scope model.Scope) (all []dataplane.Refused, err error) {
-	err = t.ListOf(p.ruleset.Socket, t.Sets[set], func() { all = nil }, func(e nft.Element) {
-		key, ok := nft.DecodeKey(e.Key, scope)
-		if f := p.held.frontends[key]; ok && e.Count.Packets > 0 {
-			all = append(all, dataplane.RefusedBy(key, f.Verdict, e.Count.Packets))
-		}
-	})
-	return all, err
 }
 
 func (p *Plane) countServed(tally dataplane.Tally) error {

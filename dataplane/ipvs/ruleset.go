@@ -10,20 +10,11 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// From include/uapi/linux/netfilter/nf_tables.h; nft cannot print a concatenation with NFT_CT_DST.
-const (
-	ctDstIP  expr.CtKey = 20 // NFT_CT_DST_IP
-	ctDstIP6 expr.CtKey = 22 // NFT_CT_DST_IP6
-)
-
 // originalKey loads the key of the frontends for the destination that the connection's first packet had when it came.
 func originalKey(f nft.Family) []any {
-	address, n := ctDstIP, f.Address.Words()
-	if f.V6() {
-		address = ctDstIP6
-	}
+	n := f.Address.Words()
 	return []any{
-		nft.Tuple{Key: address, Register: nft.Word(0)}, nft.LoadMeta(expr.MetaKeyL4PROTO, n),
+		nft.Tuple{Key: f.CtDestination, Register: nft.Word(0)}, nft.LoadMeta(expr.MetaKeyL4PROTO, n),
 		nft.Tuple{Key: expr.CtKeyPROTODST, Register: nft.Word(n + 1)},
 	}
 }

@@ -97,28 +97,18 @@ func (t *table) countServed(p *Plane, tally dataplane.Tally) error {
 }
 
 // countRefused lists what rows and rules have refused.
-func (t *table) countRefused(p *Plane) (all []dataplane.Refused, err error) {
-	for scope, set := range []int{frontends, internalFrontends} {
-		var some []dataplane.Refused
-		err := t.ListOf(p.ruleset.Socket, t.Sets[set], func() { some = nil }, func(e nft.Element) {
-			key, ok := nft.DecodeKey(e.Key, model.Scope(scope))
-			if ok && e.Count.Packets > 0 {
-				verdict := token(nft.Number(e.Data)).verdict()
-				some = append(some, dataplane.RefusedBy(key, verdict, e.Count.Packets))
-			}
-		})
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, some...)
+func (t *table) countRefused(p *Plane) ([]dataplane.Refused, error) {
+	rows, err := t.RefusedByRows(p.ruleset.Socket, []int{frontends, internalFrontends},
+		func(_ model.Key, data []byte) model.Verdict { return token(nft.Number(data)).verdict() })
+	if err != nil {
+		return nil, err
 	}
+	chains := map[string][]dataplane.Refused{nft.ChainServices: nft.Guarded()}
 	for _, c := range allClasses() {
-		if !c.limited {
-			continue
-		}
-		if all, err = t.AppendNotAllowed(all, p.ruleset.Socket, c.chain()); err != nil {
-			return nil, err
+		if c.limited {
+			chains[c.chain()] = nft.NotAllowed()
 		}
 	}
-	return t.AppendGuarded(all, p.ruleset.Socket, nft.ChainServices)
+	rules, err := t.RefusedByRules(p.ruleset.Socket, chains)
+	return append(rows, rules...), err
 }

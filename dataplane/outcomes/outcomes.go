@@ -13,7 +13,6 @@
 package outcomes
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -37,11 +36,6 @@ const (
 	statusReplied, statusAssured, statusConfirmed = 1 << 1, 1 << 2, 1 << 3
 
 	stateRelated = 1 << 2
-)
-
-// Keys of ct that google/nftables lacks (enum nft_ct_keys).
-const (
-	ctSourceIP, ctDestinationIP, ctSourceIP6, ctDestinationIP6 expr.CtKey = 19, 20, 21, 22
 )
 
 // Chains and their rules' words of TCP.
@@ -70,23 +64,11 @@ type Watch struct {
 
 // Open begins to watch the network namespace of the calling thread. It needs CAP_NET_ADMIN and Linux 5.12.
 func Open() (*Watch, error) {
-	ruleset, err := nft.Open(func(string) error { return nil })
+	ruleset, tables, err := nft.OpenOwned(tableName, sets, chains)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("watch outcomes of connections: %w", err)
 	}
-	w := &Watch{ruleset: ruleset, seen: map[string]struct{}{}}
-	tx := &nft.Transaction{}
-	for _, f := range nft.Families {
-		t := nft.NewTable(nft.Table{Family: f, Name: tableName, Owned: true, Sets: sets(f), Tx: tx})
-		w.tables = append(w.tables, &t)
-		if err := t.Structure(chains(f)); err != nil {
-			return nil, errors.Join(err, ruleset.Close())
-		}
-	}
-	if err := ruleset.Send(tx, tx.Steps); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch outcomes of connections: %w", err), ruleset.Close())
-	}
-	return w, nil
+	return &Watch{ruleset: ruleset, tables: tables, seen: map[string]struct{}{}}, nil
 }
 
 // Close ends it, and deletes the tables.
@@ -269,18 +251,14 @@ func unreachable(f nft.Family) []any {
 // add puts the connection of a packet into a set, if there is room. The key is what its client asked for, the backend,
 // and the client, with its port if each connection counts.
 func add(f nft.Family, set string, each bool) []any {
-	source, destination, n := ctSourceIP, ctDestinationIP, f.Address.Words()
-	if f.V6() {
-		source, destination = ctSourceIP6, ctDestinationIP6
-	}
-	at := uint32(0)
+	at, n := uint32(0), f.Address.Words()
 	load := func(key expr.CtKey, back bool, words uint32) any {
 		at += words
 		return nft.Tuple{Key: key, Register: nft.Word(at - words), Reply: back}
 	}
 	exprs := []any{
-		load(destination, false, n), load(expr.CtKeyPROTOCOL, false, 1), load(expr.CtKeyPROTODST, false, 1),
-		load(source, true, n), load(expr.CtKeyPROTOSRC, true, 1), load(source, false, n),
+		load(f.CtDestination, false, n), load(expr.CtKeyPROTOCOL, false, 1), load(expr.CtKeyPROTODST, false, 1),
+		load(f.CtSource, true, n), load(expr.CtKeyPROTOSRC, true, 1), load(f.CtSource, false, n),
 	}
 	if each {
 		exprs = append(exprs, load(expr.CtKeyPROTOSRC, false, 1))

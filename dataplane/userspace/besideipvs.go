@@ -52,21 +52,12 @@ func (t *table) invert() nft.Rule {
 		&read, nft.Bits(0, all, all), &write)
 }
 
-// From include/uapi/linux/netfilter/nf_tables.h.
-const (
-	ctSrcIP  expr.CtKey = 19 // NFT_CT_SRC_IP
-	ctSrcIP6 expr.CtKey = 21 // NFT_CT_SRC_IP6
-)
-
 // ofIPVS leaves alone the connections that IPVS goes on with. To connection tracking their destination is not
 // translated, but it awaits answers from a backend, which no row is.
 func (t *table) ofIPVS() nft.Rule {
-	address, n := ctSrcIP, t.Family.Address.Words()
-	if t.Family.V6() {
-		address = ctSrcIP6
-	}
+	n := t.Family.Address.Words()
 	return nft.NewRule("translated by IPVS",
-		nft.Tuple{Key: address, Register: nft.Word(0), Reply: true}, nft.LoadMeta(expr.MetaKeyL4PROTO, n),
+		nft.Tuple{Key: t.Family.CtSource, Register: nft.Word(0), Reply: true}, nft.LoadMeta(expr.MetaKeyL4PROTO, n),
 		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(n + 1), Reply: true},
 		nft.NotIn(t.Sets[frontends].Name), nft.NotIn(t.Sets[internalFrontends].Name), nft.Accept())
 }

@@ -34,7 +34,6 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/subset"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/internal/namespace"
-	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
@@ -752,25 +751,25 @@ func (p *Plane) Counters(ctx context.Context) (c dataplane.Counters, err error) 
 		return c, err
 	}
 	for _, t := range p.tables {
-		if c.Refused, err = t.appendRefused(c.Refused, p.ruleset.Socket); err != nil {
+		refused, err := t.RefusedByRules(p.ruleset.Socket, refusals())
+		if err != nil {
 			return c, fmt.Errorf("userspace: %w", err)
 		}
+		c.Refused = append(c.Refused, refused...)
 	}
 	return c, nil
 }
 
-// appendRefused appends what rules have refused, for all rows of a kind.
-func (t *table) appendRefused(all []dataplane.Refused, c *nfnetlink.Socket) (_ []dataplane.Refused, err error) {
-	for _, scope := range []model.Scope{model.Any, model.Internal} {
-		all, err = t.AppendRefused(all, c, admit(scope),
-			dataplane.Refused{Verdict: model.Drop, Reason: dataplane.SourceNotAllowed},
-			dataplane.Refused{Verdict: model.Drop, Reason: dataplane.NoLocalEndpoints},
-			dataplane.Refused{Verdict: model.Reject, Reason: dataplane.NoEndpoints})
-		if err != nil {
-			return all, err
-		}
+// refusals are the chains whose rules refuse, for all rows of a kind.
+func refusals() map[string][]dataplane.Refused {
+	of := []dataplane.Refused{
+		{Verdict: model.Drop, Reason: dataplane.SourceNotAllowed},
+		{Verdict: model.Drop, Reason: dataplane.NoLocalEndpoints},
+		{Verdict: model.Reject, Reason: dataplane.NoEndpoints},
 	}
-	return t.AppendGuarded(all, c, chainRest)
+	return map[string][]dataplane.Refused{
+		admit(model.Any): of, admit(model.Internal): of, chainRest: nft.Guarded(),
+	}
 }
 
 // Outcomes implements dataplane.Observed.

@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"encoding/binary"
 	"fmt"
 
 	"github.com/google/nftables/expr"
@@ -18,9 +17,6 @@ import (
 // elementExpressions is NFTA_SET_ELEM_EXPRESSIONS, which x/sys/unix lacks.
 const elementExpressions = 11
 
-// Count is what a counter has counted.
-type Count struct{ Packets, Bytes uint64 }
-
 // Counter counts the packets that come so far in a rule.
 func Counter() any { return &expr.Counter{} }
 
@@ -28,7 +24,7 @@ func Counter() any { return &expr.Counter{} }
 const counterName = "counter"
 
 // CountIn finds the first counter in a list of expressions.
-func CountIn(expressions []byte) (n Count, ok bool) {
+func CountIn(expressions []byte) (n dataplane.Traffic, ok bool) {
 	nfnetlink.Attributes(expressions, func(_ uint16, e []byte) {
 		if more, is := countOf(e); is && !ok {
 			n, ok = more, true
@@ -38,24 +34,18 @@ func CountIn(expressions []byte) (n Count, ok bool) {
 }
 
 // countOf reads an expression that is a counter.
-func countOf(expression []byte) (n Count, ok bool) {
+func countOf(expression []byte) (n dataplane.Traffic, ok bool) {
 	if nfnetlink.Text(expression, unix.NFTA_EXPR_NAME) != counterName {
 		return n, false
 	}
-	nfnetlink.Attributes(nfnetlink.Attribute(expression, unix.NFTA_EXPR_DATA), func(kind uint16, data []byte) {
-		switch {
-		case len(data) != 8:
-		case kind == unix.NFTA_COUNTER_PACKETS:
-			n.Packets = binary.BigEndian.Uint64(data)
-		case kind == unix.NFTA_COUNTER_BYTES:
-			n.Bytes = binary.BigEndian.Uint64(data)
-		}
-	})
+	data := nfnetlink.Attribute(expression, unix.NFTA_EXPR_DATA)
+	n.Packets = nfnetlink.Uint64(data, unix.NFTA_COUNTER_PACKETS)
+	n.Bytes = nfnetlink.Uint64(data, unix.NFTA_COUNTER_BYTES)
 	return n, true
 }
 
 // RuleCounts lists what the rules of a chain that have a counter have counted, in their order.
-func (t *Table) RuleCounts(c *nfnetlink.Socket, chain string) (all []Count, err error) {
+func (t *Table) RuleCounts(c *nfnetlink.Socket, chain string) (all []dataplane.Traffic, err error) {
 	l := t.Listing(unix.NFT_MSG_GETRULE, func() { all = nil }, func(attrs []byte) {
 		if nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN) != chain {
 			return
@@ -90,31 +80,53 @@ func (t *Table) recount(set int, all []Element) {
 	}
 }
 
-// AppendNotAllowed appends what the chain of a class has dropped by its rule for allowed sources, see Admission.
-func (t *Table) AppendNotAllowed(
-	all []dataplane.Refused, c *nfnetlink.Socket, chain string,
-) ([]dataplane.Refused, error) {
-	return t.AppendRefused(all, c, chain, dataplane.Refused{Verdict: model.Drop, Reason: dataplane.SourceNotAllowed})
+// NotAllowed is what the rule of a class that counts has dropped, see Admission.
+func NotAllowed() []dataplane.Refused {
+	return []dataplane.Refused{{Verdict: model.Drop, Reason: dataplane.SourceNotAllowed}}
 }
 
-// AppendGuarded appends what the rules of Guards have refused, and one for other addresses behind them.
-func (t *Table) AppendGuarded(
-	all []dataplane.Refused, c *nfnetlink.Socket, chain string,
-) ([]dataplane.Refused, error) {
+// Guarded are what the rules of Guards have refused, and one for other addresses behind them.
+func Guarded() []dataplane.Refused {
 	dropped := dataplane.Refused{Verdict: model.Drop, Reason: dataplane.NoServicePort}
 	rejected := dataplane.Refused{Verdict: model.Reject, Reason: dataplane.NoServicePort}
-	return t.AppendRefused(all, c, chain, dropped, rejected, dropped, rejected, rejected)
+	return []dataplane.Refused{dropped, rejected, dropped, rejected, rejected}
 }
 
-// AppendRefused appends what the rules of a chain that have a counter have refused, of which each has a meaning.
-func (t *Table) AppendRefused(
-	all []dataplane.Refused, c *nfnetlink.Socket, chain string, meanings ...dataplane.Refused,
-) ([]dataplane.Refused, error) {
-	counts, err := t.RuleCounts(c, chain)
-	for i, n := range counts[:min(len(counts), len(meanings))] {
-		if meanings[i].Connections = n.Packets; n.Packets > 0 {
-			all = append(all, meanings[i])
+// RefusedByRules lists what the rules of chains have refused. Those of a chain that count have these meanings, in their
+// order.
+func (t *Table) RefusedByRules(
+	c *nfnetlink.Socket, chains map[string][]dataplane.Refused,
+) (all []dataplane.Refused, err error) {
+	for chain, meanings := range chains {
+		counts, err := t.RuleCounts(c, chain)
+		if err != nil {
+			return nil, err
+		}
+		for i, n := range counts[:min(len(counts), len(meanings))] {
+			if refused := meanings[i]; n.Packets > 0 {
+				refused.Connections = n.Packets
+				all = append(all, refused)
+			}
 		}
 	}
-	return all, err
+	return all, nil
+}
+
+// RefusedByRows lists what rows have refused that refuse all clients. Their sets are numbered by scope.
+func (t *Table) RefusedByRows(
+	c *nfnetlink.Socket, sets []int, verdict func(model.Key, []byte) model.Verdict,
+) (all []dataplane.Refused, err error) {
+	for scope, set := range sets {
+		var some []dataplane.Refused
+		err := t.ListOf(c, t.Sets[set], func() { some = nil }, func(e Element) {
+			if key, ok := DecodeKey(e.Key, model.Scope(scope)); ok && e.Count.Packets > 0 {
+				some = append(some, dataplane.RefusedBy(key, verdict(key, e.Data), e.Count.Packets))
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	return all, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
@@ -115,7 +116,7 @@ type Element struct {
 	End       bool          // of an interval
 	Left      time.Duration // until it goes; 0: it stays
 	Counts    bool          // it has a counter
-	Count     Count
+	Count     dataplane.Traffic
 }
 
 func decodeElement(b []byte) (e Element) {

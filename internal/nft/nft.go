@@ -16,6 +16,7 @@ package nft
 import (
 	"net/netip"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
@@ -116,6 +117,10 @@ type Family struct {
 	Source      uint32 // offset of the address in the network header
 	Destination uint32
 	unreachable []unreachable
+
+	// The keys of conntrack for addresses, which google/nftables lacks: nft cannot print a concatenation with those that
+	// it has, for both families.
+	CtSource, CtDestination expr.CtKey
 }
 
 // unreachable is the ICMP error that refuses a protocol; 0 is all other protocols.
@@ -127,8 +132,8 @@ var Families = [...]Family{
 		// SCTP gives up at once for an unreachable protocol, but not for an unreachable port
 		// (RFC 9260, section 10.2).
 		{unix.IPPROTO_SCTP, 2}, {0, 3},
-	}},
-	{"ip6", unix.NFPROTO_IPV6, IPv6, 8, 24, []unreachable{{0, 4}}},
+	}, 19, 20},
+	{"ip6", unix.NFPROTO_IPV6, IPv6, 8, 24, []unreachable{{0, 4}}, 21, 22},
 }
 
 // V6 reports which of them it is.

@@ -29,6 +29,29 @@ func Open(inject func(operation string) error) (*Ruleset, error) {
 	return Over(s, inject), nil
 }
 
+// OpenOwned opens tables of both families that are the socket's own: the kernel deletes them with it, however the process
+// ends.
+func OpenOwned(
+	name string, sets func(Family) []*Set, chains func(Family) []Chain,
+) (r *Ruleset, tables []*Table, err error) {
+	if r, err = Open(func(string) error { return nil }); err != nil {
+		return nil, nil, err
+	}
+	tx := &Transaction{}
+	for _, f := range Families {
+		t := NewTable(Table{Family: f, Name: name, Owned: true, Sets: sets(f), Tx: tx})
+		tables = append(tables, &t)
+		err = errors.Join(err, t.Structure(chains(f)))
+	}
+	if err == nil {
+		err = r.Send(tx, tx.Steps)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, r.Close())
+	}
+	return r, tables, nil
+}
+
 // Over does so by a socket that is open.
 func Over(s *nfnetlink.Socket, inject func(operation string) error) *Ruleset {
 	return &Ruleset{Socket: s, inject: inject}
