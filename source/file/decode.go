@@ -260,25 +260,32 @@ func (d *decoder) keep(o object, err error) (object, service.Problem) {
 	return o, p
 }
 
+// conversion makes of an object what the Table needs.
+type conversion func(d *decoder, o *object, text []byte) ([]service.Problem, error)
+
+// kinds are those of use.
+var kinds = map[typeMeta]conversion{
+	{"v1", "Service"}:                        decodeService,
+	{"v1", "Endpoints"}:                      decodeTo(service.FromEndpoints),
+	{"v1", "Node"}:                           decodeTo(service.FromNode),
+	{"discovery.k8s.io/v1", "EndpointSlice"}: decodeTo(service.FromSlice),
+	{"networking.k8s.io/v1", "ServiceCIDR"}: decodeTo(func(c *networkingv1.ServiceCIDR) ([]netip.Prefix, []service.Problem) {
+		return service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{c})
+	}),
+}
+
+func decodeService(d *decoder, o *object, text []byte) ([]service.Problem, error) {
+	return decodeTo(func(from *corev1.Service) (*service.Service, []service.Problem) {
+		s, problems := service.FromService(from)
+		o.wants = wantsOf(from, s)
+		return s, problems
+	})(d, o, text)
+}
+
 // convert makes of an object what the Table needs; nil if it needs nothing.
 func (d *decoder) convert(o *object, h header, text []byte) (problems []service.Problem, err error) {
-	switch h.APIVersion + " " + h.Kind {
-	case "v1 Service":
-		return decodeTo(d, o, text, func(from *corev1.Service) (*service.Service, []service.Problem) {
-			s, problems := service.FromService(from)
-			o.wants = wantsOf(from, s)
-			return s, problems
-		})
-	case "v1 Endpoints":
-		return decodeTo(d, o, text, service.FromEndpoints)
-	case "v1 Node":
-		return decodeTo(d, o, text, service.FromNode)
-	case "discovery.k8s.io/v1 EndpointSlice":
-		return decodeTo(d, o, text, service.FromSlice)
-	case "networking.k8s.io/v1 ServiceCIDR":
-		return decodeTo(d, o, text, func(c *networkingv1.ServiceCIDR) ([]netip.Prefix, []service.Problem) {
-			return service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{c})
-		})
+	if convert := kinds[typeMeta{h.APIVersion, h.Kind}]; convert != nil {
+		return convert(d, o, text)
 	}
 	if w := workloadOf(text); w != nil {
 		o.value = w
@@ -289,15 +296,15 @@ func (d *decoder) convert(o *object, h header, text []byte) (problems []service.
 	return problems, nil
 }
 
-func decodeTo[K, V any](
-	d *decoder, to *object, text []byte, from func(*K) (V, []service.Problem),
-) ([]service.Problem, error) {
-	var o K
-	unknown, err := json.UnmarshalStrict(text, &o, json.DisallowUnknownFields)
-	if err != nil {
-		return nil, errMisread{d.misread(err, text, new(K))}
+func decodeTo[K, V any](from func(*K) (V, []service.Problem)) conversion {
+	return func(d *decoder, to *object, text []byte) ([]service.Problem, error) {
+		var o K
+		unknown, err := json.UnmarshalStrict(text, &o, json.DisallowUnknownFields)
+		if err != nil {
+			return nil, errMisread{d.misread(err, text, new(K))}
+		}
+		value, problems := from(&o)
+		to.value = value
+		return append(problems, unknownFields(unknown, reflect.TypeFor[K]())...), nil
 	}
-	value, problems := from(&o)
-	to.value = value
-	return append(problems, unknownFields(unknown, reflect.TypeFor[K]())...), nil
 }

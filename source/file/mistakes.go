@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
 	"sigs.k8s.io/json"
@@ -16,28 +15,21 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// apiVersions are of what is read.
-func apiVersions() map[string]string {
-	return map[string]string{
-		"Service": "v1", "Endpoints": "v1", "Node": "v1", "EndpointSlice": "discovery.k8s.io/v1",
-		"ServiceCIDR": "networking.k8s.io/v1",
-	}
-}
-
 // mistaken says what is wrong with the kind of an object that is left out; no Field: nothing. Other groups may well
 // have a kind of the same name.
 func mistaken(h header) (p service.Problem) {
-	versions := apiVersions()
-	right, known := versions[h.Kind]
 	group, _, grouped := strings.Cut(h.APIVersion, "/")
-	ours, _, _ := strings.Cut(right, "/")
+	var names []string
 	p.Cause = service.Warning
-	switch names := []string{"Service", "Endpoints", "Node", "EndpointSlice", "ServiceCIDR"}; {
-	case known && h.APIVersion != right && (!grouped || group == ours):
-		p.Field, p.Reason = "apiVersion", fmt.Sprintf("%.40q is not %s; the object is left out", h.APIVersion, right)
-	case known:
-	case said.Meant(h.Kind, names) != "":
-		p.Field, p.Reason = "kind", fmt.Sprintf("%.40q is left out%s", h.Kind, said.Meant(h.Kind, names))
+	for right := range kinds {
+		names = append(names, right.Kind)
+		ours, _, _ := strings.Cut(right.APIVersion, "/")
+		if h.Kind == right.Kind && (!grouped || group == ours) {
+			p.Field, p.Reason = "apiVersion", fmt.Sprintf("%.40q is not %s; the object is left out", h.APIVersion, right.APIVersion)
+		}
+	}
+	if meant := said.Meant(h.Kind, names); meant != "" && !slices.Contains(names, h.Kind) {
+		p.Field, p.Reason = "kind", fmt.Sprintf("%.40q is left out%s", h.Kind, meant)
 	}
 	return p
 }
@@ -62,27 +54,23 @@ func unknownFields(errs []error, of reflect.Type) (all []service.Problem) {
 
 // fields are the names of the fields at a path in a type.
 func fields(of reflect.Type, path []string) (names []string) {
-	for of.Kind() == reflect.Pointer {
-		of = of.Elem()
-	}
 	switch of.Kind() {
+	case reflect.Pointer:
+		return fields(of.Elem(), path)
 	case reflect.Slice, reflect.Map:
-		if len(path) == 0 {
-			return nil
+		if len(path) > 0 {
+			return fields(of.Elem(), path[1:])
 		}
-		return fields(of.Elem(), path[1:])
 	case reflect.Struct:
-	default:
-		return nil
-	}
-	for f := range of.Fields() {
-		switch name, _, _ := strings.Cut(f.Tag.Get("json"), ","); {
-		case name == "" && f.Anonymous:
-			names = append(names, fields(f.Type, path)...)
-		case len(path) == 0:
-			names = append(names, name)
-		case name == path[0]:
-			return fields(f.Type, path[1:])
+		for f := range of.Fields() {
+			switch name, _, _ := strings.Cut(f.Tag.Get("json"), ","); {
+			case name == "" && f.Anonymous:
+				names = append(names, fields(f.Type, path)...)
+			case len(path) == 0:
+				names = append(names, name)
+			case name == path[0]:
+				return fields(f.Type, path[1:])
+			}
 		}
 	}
 	return names
@@ -115,53 +103,36 @@ func (d *decoder) misread(err error, text []byte, into any) service.Problem {
 		})
 	}
 	if p.Field == "" && wrong.Field != "" {
-		p.Field = pathAt(text, wrong.Offset)
+		p.Field, _ = pathAt(stdjson.NewDecoder(bytes.NewReader(text)), wrong.Offset)
 		p.Reason = fmt.Sprintf("is a %s, not a value of type %s", wrong.Value, wrong.Type)
 	}
 	return p
 }
 
 // pathAt is the path of the value that ends at an offset of JSON, or behind it.
-func pathAt(text []byte, offset int64) (path string) {
-	type level struct {
-		key   string
-		list  bool
-		n     int
-		value bool // the next token is one
+func pathAt(tokens *stdjson.Decoder, offset int64) (path string, found bool) {
+	token, err := tokens.Token()
+	if err != nil || tokens.InputOffset() >= offset {
+		return "", true
 	}
-	var levels []level
-	tokens := stdjson.NewDecoder(bytes.NewReader(text))
-	for {
-		token, err := tokens.Token()
-		if err != nil {
-			return ""
+	_, inside := token.(stdjson.Delim)
+	for i := 0; inside && tokens.More(); i++ {
+		step := fmt.Sprintf("[%d]", i)
+		if token == stdjson.Delim('{') {
+			key, _ := tokens.Token()
+			step = join("", key.(string))
 		}
-		last := len(levels) - 1
-		delim, _ := token.(stdjson.Delim)
-		switch {
-		case delim == '}' || delim == ']':
-			levels = levels[:last]
-			continue
-		case last >= 0 && !levels[last].list && !levels[last].value:
-			levels[last].key, levels[last].value = token.(string), true
-			continue
-		case last >= 0:
-			levels[last].n, levels[last].value = levels[last].n+1, false
-		}
-		if tokens.InputOffset() >= offset {
-			break
-		}
-		if delim != 0 {
-			levels = append(levels, level{list: delim == '['})
+		if rest, found := pathAt(tokens, offset); found {
+			if rest != "" && rest[0] != '[' {
+				rest = "." + rest
+			}
+			return step + rest, true
 		}
 	}
-	for _, l := range levels {
-		path = join(path, l.key)
-		if l.list {
-			path = strings.TrimSuffix(path, ".") + "[" + strconv.Itoa(l.n-1) + "]"
-		}
+	if inside {
+		_, _ = tokens.Token() // its end
 	}
-	return path
+	return "", false
 }
 
 // join adds a step to a path.
@@ -169,8 +140,8 @@ func join(path, step string) string {
 	switch {
 	case strings.ContainsAny(step, ".[/"):
 		return path + "[" + step + "]"
-	case path == "" || step == "":
-		return path + step
+	case path == "":
+		return step
 	}
 	return path + "." + step
 }

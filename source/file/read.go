@@ -37,6 +37,7 @@ type content struct {
 	key
 	objects    []object
 	start, end int64 // in the file
+	line       int   // at which it starts
 }
 
 type key struct {
@@ -202,7 +203,7 @@ type result struct {
 func (r *reading) decode(p part, list typeMeta, decode func(*decoder, []byte) error) result {
 	k := key{p.hash, list}
 	if objects, ok := r.known[k]; ok && p.hash != 0 {
-		return result{content: content{k, objects, p.start, p.end}}
+		return result{content: content{key: k, objects: objects, start: p.start, end: p.end}}
 	}
 	text, err := r.text(p.start, p.end)
 	d := r.decoder()
@@ -212,7 +213,8 @@ func (r *reading) decode(p part, list typeMeta, decode func(*decoder, []byte) er
 	if err != nil {
 		err = partError{p.start, err}
 	}
-	return result{content{k, d.objects, p.start, p.end}, d.problems, p.end - p.start, err}
+	c := content{key: k, objects: d.objects, start: p.start, end: p.end}
+	return result{c, d.problems, p.end - p.start, err}
 }
 
 func (r *reading) take(d result) error {
@@ -220,10 +222,11 @@ func (r *reading) take(d result) error {
 	if d.err != nil {
 		return d.err
 	}
+	d.content.line = r.lines.number(d.content.start)
 	r.contents = append(r.contents, d.content)
 	room := min(maxProblems-len(r.problems), len(d.problems))
 	for _, p := range d.problems[:room] {
-		p.File = fmt.Sprintf("%s:%d", r.name, r.lines.number(d.content.start)+p.line-1)
+		p.File = fmt.Sprintf("%s:%d", r.name, d.content.line+p.line-1)
 		r.problems = append(r.problems, p.Problem)
 	}
 	r.more.problems += len(d.problems) - room

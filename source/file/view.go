@@ -42,7 +42,8 @@ func newView(files []*file) *view {
 	}
 	var old []*service.Slice
 	for _, f := range files {
-		for _, c := range f.contents {
+		for i := range f.contents {
+			c := &f.contents[i]
 			for _, o := range c.objects {
 				if o.wrong != "" {
 					v.wrong[o.wrong] = true
@@ -53,7 +54,7 @@ func newView(files []*file) *view {
 					v.add(o)
 				}
 				if o.wants != nil {
-					v.wanting = append(v.wanting, place{f, c.start, c.end, o})
+					v.wanting = append(v.wanting, place{f, c, o})
 				}
 			}
 		}

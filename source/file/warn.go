@@ -14,10 +14,10 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// place is an object, and where it is.
+// place is an object, and the content of a file that has it.
 type place struct {
-	file       *file
-	start, end int64
+	file *file
+	part *content
 	object
 }
 
@@ -31,17 +31,12 @@ type warner struct {
 	slices map[service.Name][]*service.Slice
 	pods   map[string]map[string][]*workload // by namespace, and by each of their labels
 	found  []service.Problem
-
-	opened *os.File
-	of     *file
-	lines  lines
 }
 
 // warnings are those of all Services.
 func (v *view) warnings(become bool) []service.Problem {
 	w := &warner{view: v, become: become, slices: map[service.Name][]*service.Slice{},
 		pods: map[string]map[string][]*workload{}}
-	defer func() { _ = w.opened.Close() }() // of nil it is an error only
 	for name, s := range v.slices {
 		of := service.Name{Namespace: name.Namespace, Name: s.Service}
 		w.slices[of] = append(w.slices[of], s)
@@ -57,7 +52,7 @@ func (v *view) warnings(become bool) []service.Problem {
 				more++
 				continue
 			}
-			warning.File = w.locate(&p, warning.Field)
+			warning.File = p.locate(warning.Field)
 			w.found = append(w.found, warning)
 		}
 	}
@@ -143,25 +138,22 @@ func (w *warner) labels(namespace string) map[string][]*workload {
 }
 
 // locate names the line of a field. The file may have changed since it was read: it is read again soon.
-func (w *warner) locate(p *place, field string) string {
+func (p *place) locate(field string) string {
 	var in io.ReaderAt = bytes.NewReader(p.file.data)
 	if p.file.data == nil {
-		if w.of != p.file {
-			_ = w.opened.Close()
-			w.of = p.file
-			w.opened, _ = os.Open(p.file.path) // what cannot be opened cannot be read either
+		opened, err := os.Open(p.file.path)
+		if err != nil {
+			return p.file.path
 		}
-		in = w.opened
+		defer opened.Close()
+		in = opened
 	}
-	if w.lines.of != in {
-		w.lines = lines{of: in}
-	}
-	text := make([]byte, min(p.end-p.start, maxPart))
-	if _, err := in.ReadAt(text, p.start); err != nil {
+	text := make([]byte, min(p.part.end-p.part.start, maxPart))
+	if _, err := in.ReadAt(text, p.part.start); err != nil {
 		return p.file.path
 	}
 	_, line, _ := find(tree(text), steps(p.path+"."+field))
-	return fmt.Sprintf("%s:%d", p.file.path, w.lines.number(p.start)+line-1)
+	return fmt.Sprintf("%s:%d", p.file.path, p.part.line+line-1)
 }
 
 // Manifest is a text that is not in a file of its own.

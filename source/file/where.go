@@ -15,6 +15,8 @@ type lines struct {
 	of   io.ReaderAt
 	at   int64
 	line int // that begins at, or is interrupted by, at; counted from 0
+
+	buffer []byte
 }
 
 // number is that of the line at an offset, counted from 1.
@@ -23,10 +25,12 @@ func (l *lines) number(offset int64) int {
 		l.at, l.line = 0, 0
 	}
 	section := io.NewSectionReader(l.of, l.at, offset-l.at)
-	buffer := make([]byte, 64<<10)
+	if l.buffer == nil {
+		l.buffer = make([]byte, 64<<10)
+	}
 	for {
-		n, err := section.Read(buffer)
-		l.line += bytes.Count(buffer[:n], []byte("\n"))
+		n, err := section.Read(l.buffer)
+		l.line += bytes.Count(l.buffer[:n], []byte("\n"))
 		l.at += int64(n)
 		if err != nil {
 			return l.line + 1
