@@ -183,11 +183,10 @@ func (r Refused) MarshalJSON() ([]byte, error) {
 		Verdict     string `json:"verdict"`
 		Reason      Reason `json:"reason,omitempty"`
 		Connections uint64 `json:"connections"`
-	}{r.By(), r.Verdict.String(), r.Reason, r.Connections})
+	}{r.by(), r.Verdict.String(), r.Reason, r.Connections})
 }
 
-// By names the row, or what has refused for all rows.
-func (r Refused) By() string {
+func (r Refused) by() string {
 	switch {
 	case !r.Addr.IsValid() && r.Reason == SourceNotAllowed:
 		return "source-ranges"
@@ -246,7 +245,7 @@ func (c Counters) String() string {
 		text.WriteString("\n")
 	}
 	for _, r := range c.Refused {
-		fmt.Fprintf(&text, "refused %s %s %d", r.By(), r.Verdict, r.Connections)
+		fmt.Fprintf(&text, "refused %s %s %d", r.by(), r.Verdict, r.Connections)
 		if r.Reason != "" {
 			fmt.Fprintf(&text, " %s", r.Reason)
 		}

@@ -2,11 +2,8 @@ package recorder
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/said"
@@ -36,22 +33,12 @@ const (
 	LeftOut    Kind = "left out"   // lines beyond the rate
 )
 
-// Kinds are all of them.
-func Kinds() []Kind {
-	return []Kind{
-		Info, Warning, Error, Problem, Rows, Drift, Sync, Repair, Joined, Left, Monitor, Connection, Refused, LeftOut,
-	}
-}
-
 // The verdicts on connections.
 const (
 	Forwarded = "forwarded"
 	Rejected  = "refused"
 	Dropped   = "dropped"
 )
-
-// Verdicts are all of them.
-func Verdicts() []string { return []string{Forwarded, Rejected, Dropped} }
 
 // Event is one thing that happened. Fields that do not apply are empty.
 type Event struct {
@@ -65,20 +52,6 @@ type Event struct {
 	Count       int               `json:"count,omitempty"`       // of backends, connections, repaired differences or lines
 	Message     string            `json:"message"`
 	Details     map[string]string `json:"details,omitempty"` // of a line of the log, by its keys
-}
-
-// String is a line for people.
-func (e Event) String() string {
-	var text strings.Builder
-	fmt.Fprintf(&text, "%s %-10s", e.Time.Local().Format("15:04:05.000"), e.Kind)
-	if e.Service != "" {
-		fmt.Fprintf(&text, " %s", e.Service)
-	}
-	fmt.Fprintf(&text, " %s", e.Message)
-	for _, k := range slices.Sorted(maps.Keys(e.Details)) {
-		fmt.Fprintf(&text, " %s=%s", k, e.Details[k])
-	}
-	return strings.ReplaceAll(text.String(), "\n", "; ")
 }
 
 // Handler is a handler of the log that records each line, verbose ones excepted, and passes all on.

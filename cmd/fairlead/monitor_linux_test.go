@@ -62,7 +62,7 @@ func (m *watcher) next(kind recorder.Kind) recorder.Event {
 			if e.Kind == kind && ok {
 				return e
 			}
-			if seen = append(seen, e.String()); ok {
+			if seen = append(seen, fmt.Sprintf("%+v", e)); ok {
 				continue
 			}
 		case <-ctx.Done():

@@ -1,4 +1,4 @@
-package daemon
+package plugin
 
 import (
 	"errors"
@@ -18,33 +18,27 @@ const (
 // flowWatch gathers the translated connections that begin, by way: a busy one does not hide others.
 type flowWatch struct {
 	watch *tracked.Watch
-	done  chan struct{}
 
 	mu     sync.Mutex
 	opened map[way]*opened
 	missed bool
 }
 
-// watchFlows begins to watch, if connection tracking knows of the connections of a plane. Connections that only the
-// plane counts are counted.
-func (n *node) watchFlows(plane string) (w *flowWatch, counted bool, err error) {
-	if plane == userspacePlane {
+// watchFlows begins to watch in this network namespace, if connection tracking knows of the connections of a plane.
+// Connections that only the plane counts are counted.
+func watchFlows(plane string) (w *flowWatch, counted bool, err error) {
+	if plane == "userspace" {
 		return nil, true, nil
 	}
-	w = &flowWatch{done: make(chan struct{}), opened: map[way]*opened{}}
-	err = n.network.Do(func() (err error) {
-		w.watch, err = tracked.NewWatch(tracked.Begun)
-		return err
-	})
-	if err != nil {
-		return nil, plane == ebpfPlane, err
+	w = &flowWatch{opened: map[way]*opened{}}
+	if w.watch, err = tracked.NewWatch(tracked.Begun); err != nil {
+		return nil, plane == "ebpf", err
 	}
 	go w.run()
-	return w, plane == ebpfPlane, nil
+	return w, plane == "ebpf", nil
 }
 
 func (w *flowWatch) run() {
-	defer close(w.done)
 	for {
 		err := w.watch.Next(w.add)
 		switch {
@@ -99,6 +93,5 @@ func (w *flowWatch) take() (all map[way]*opened, missed bool) {
 func (w *flowWatch) close() {
 	if w != nil {
 		_ = w.watch.Close()
-		<-w.done
 	}
 }
