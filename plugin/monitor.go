@@ -99,8 +99,8 @@ func (i *inspection) monitor(ctx context.Context, service string, verdicts []str
 	return cli.Failed(err)
 }
 
-func newMonitor(print func(recorder.Event) error, service string, verdicts []string) *monitor {
-	return &monitor{print, service, verdicts, said.Share{Words: 2 * maxLines, While: time.Second}}
+func newMonitor(out func(recorder.Event) error, service string, verdicts []string) *monitor {
+	return &monitor{out, service, verdicts, said.Share{Words: 2 * maxLines, While: time.Second}}
 }
 
 // follow ends when the proxy does.

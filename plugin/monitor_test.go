@@ -20,11 +20,11 @@ import (
 
 // tellAll has a monitor tell events, and returns those that it prints.
 func tellAll(service string, verdicts []string, f func(*monitor)) (got []recorder.Event) {
-	print := func(e recorder.Event) error {
+	out := func(e recorder.Event) error {
 		got = append(got, e)
 		return nil
 	}
-	f(newMonitor(print, service, verdicts))
+	f(newMonitor(out, service, verdicts))
 	return got
 }
 

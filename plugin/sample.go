@@ -121,10 +121,11 @@ func (s *sampler) takeFlows(ctx context.Context) {
 			continue
 		}
 		to := fmt.Sprintf("%s/%s", at.to.AddrPort(), at.to.Protocol)
+		e := recorder.Event{Service: of, Destination: to, Backends: []string{at.backend.String()}}
 		for _, client := range o.clients {
-			s.forwarded(of, client.String(), to, at.backend.String(), 1)
+			s.forwarded(e, client.String(), 1)
 		}
-		s.forwarded(of, "", to, at.backend.String(), o.count-len(o.clients))
+		s.forwarded(e, "", o.count-len(o.clients))
 	}
 	if missed {
 		s.add(recorder.Event{Kind: recorder.LeftOut, Message: "connections began faster than they could be followed"})
@@ -161,16 +162,17 @@ func (s *sampler) known(key model.Key) (name string, ok bool) {
 }
 
 // forwarded tells of n connections to a backend: that of a client, or those that are not told one by one.
-func (s *sampler) forwarded(service, client, to, backend string, n int) {
+func (s *sampler) forwarded(e recorder.Event, client string, n int) {
 	if n == 0 {
 		return
 	}
-	what := cmp.Or(client, said.Count(n, "connection"))
-	if to != "" {
-		what += " to " + to
+	e.Kind, e.Verdict, e.Client, e.Count = recorder.Connection, recorder.Forwarded, client, n
+	e.Message = cmp.Or(client, said.Count(n, "connection"))
+	if e.Destination != "" {
+		e.Message += " to " + e.Destination
 	}
-	s.add(recorder.Event{Kind: recorder.Connection, Verdict: recorder.Forwarded, Service: service, Client: client,
-		Destination: to, Backends: []string{backend}, Count: n, Message: what + ": backend " + backend})
+	e.Message += ": backend " + e.Backends[0]
+	s.add(e)
 }
 
 // counters are what a plane has counted, as the proxy says it.
@@ -217,7 +219,8 @@ func (s *sampler) count(ctx context.Context) {
 			continue
 		}
 		of, _, _ := strings.Cut(x.Pool, " ")
-		s.forwarded(of, "", "", x.Backend, growth(x.Pool+x.Backend, x.Connections))
+		e := recorder.Event{Service: of, Backends: []string{x.Backend}}
+		s.forwarded(e, "", growth(x.Pool+x.Backend, x.Connections))
 	}
 	s.before = now
 }

@@ -26,11 +26,11 @@ const (
 	Joined Kind = "joined" // backends take new connections
 	Left   Kind = "left"   // they do not any more
 
-	// Only followers get these.
-	Monitor    Kind = "monitor"    // what they can be told of
+	// fairlead monitor adds these.
+	Monitor    Kind = "monitor"    // what it can tell of
 	Connection Kind = "connection" // that a client opened
 	Refused    Kind = "refused"    // connections to a row, or to none
-	LeftOut    Kind = "left out"   // lines beyond the rate
+	LeftOut    Kind = "left out"   // events that came too fast
 )
 
 // The verdicts on connections.

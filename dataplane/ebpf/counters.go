@@ -154,8 +154,10 @@ func (p *Plane) addTraffic(served dataplane.Tally) error {
 		if !hasBackend(p.tables.pools[id].backends, s.Backend) {
 			s.Backend = netip.AddrPort{}
 		}
-		s.ToBackend.Packets, s.ToBackend.Bytes = sum.Packets[packetsDirectionTO_BACKEND], sum.Bytes[packetsDirectionTO_BACKEND]
-		s.ToClient.Packets, s.ToClient.Bytes = sum.Packets[packetsDirectionTO_CLIENT], sum.Bytes[packetsDirectionTO_CLIENT]
+		s.ToBackend.Packets = sum.Packets[packetsDirectionTO_BACKEND]
+		s.ToBackend.Bytes = sum.Bytes[packetsDirectionTO_BACKEND]
+		s.ToClient.Packets = sum.Packets[packetsDirectionTO_CLIENT]
+		s.ToClient.Bytes = sum.Bytes[packetsDirectionTO_CLIENT]
 		served.Add(s)
 	}
 	return nil

@@ -29,8 +29,7 @@ func Open(inject func(operation string) error) (*Ruleset, error) {
 	return Over(s, inject), nil
 }
 
-// OpenOwned opens tables of both families that are the socket's own: the kernel deletes them with it, however the process
-// ends.
+// OpenOwned opens tables of both families that are the socket's own: the kernel deletes them with it.
 func OpenOwned(
 	name string, sets func(Family) []*Set, chains func(Family) []Chain,
 ) (r *Ruleset, tables []*Table, err error) {

@@ -269,9 +269,11 @@ var kinds = map[typeMeta]conversion{
 	{"v1", "Endpoints"}:                      decodeTo(service.FromEndpoints),
 	{"v1", "Node"}:                           decodeTo(service.FromNode),
 	{"discovery.k8s.io/v1", "EndpointSlice"}: decodeTo(service.FromSlice),
-	{"networking.k8s.io/v1", "ServiceCIDR"}: decodeTo(func(c *networkingv1.ServiceCIDR) ([]netip.Prefix, []service.Problem) {
-		return service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{c})
-	}),
+	{"networking.k8s.io/v1", "ServiceCIDR"}:  decodeTo(serviceCIDRs),
+}
+
+func serviceCIDRs(c *networkingv1.ServiceCIDR) ([]netip.Prefix, []service.Problem) {
+	return service.FromServiceCIDRs([]*networkingv1.ServiceCIDR{c})
 }
 
 func decodeService(d *decoder, o *object, text []byte) ([]service.Problem, error) {

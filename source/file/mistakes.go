@@ -25,9 +25,11 @@ func mistaken(h header) (p service.Problem) {
 		names = append(names, right.Kind)
 		ours, _, _ := strings.Cut(right.APIVersion, "/")
 		if h.Kind == right.Kind && (!grouped || group == ours) {
-			p.Field, p.Reason = "apiVersion", fmt.Sprintf("%.40q is not %s; the object is left out", h.APIVersion, right.APIVersion)
+			p.Field = "apiVersion"
+			p.Reason = fmt.Sprintf("%.40q is not %s; the object is left out", h.APIVersion, right.APIVersion)
 		}
 	}
+	slices.Sort(names)
 	if meant := said.Meant(h.Kind, names); meant != "" && !slices.Contains(names, h.Kind) {
 		p.Field, p.Reason = "kind", fmt.Sprintf("%.40q is left out%s", h.Kind, meant)
 	}
