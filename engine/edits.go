@@ -12,10 +12,10 @@ import (
 // maxEdits is how many changes of a namespace the log has in a minute, if there are few of others.
 const maxEdits = 60
 
-// lastEdit is the last change of a Service's rows since this process has programmed all of them.
-type lastEdit struct {
-	at   time.Time
-	took time.Duration
+// LastChange is the last one of a Service's rows since this process has programmed all of them.
+type LastChange struct {
+	Changed time.Time     `json:"lastChange,omitzero"`
+	Took    time.Duration `json:"lastChangeNanoseconds,omitempty"`
 }
 
 // edit is how many rows of a Service a change sets and deletes.
@@ -44,9 +44,9 @@ func (e *Engine) logEdits(c *model.Change, took time.Duration) {
 	now := time.Now()
 	for _, name := range slices.Sorted(maps.Keys(edits)) {
 		if edits[name].set > 0 {
-			e.lastEdits[name] = lastEdit{now, took}
+			e.lastChanges[name] = LastChange{now, took}
 		} else {
-			delete(e.lastEdits, name)
+			delete(e.lastChanges, name)
 		}
 		namespace, _, _ := strings.Cut(name, "/")
 		if e.edited.May(namespace, now) {

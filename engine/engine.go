@@ -148,7 +148,7 @@ type Engine struct {
 	reported said.Share // of problems
 	edited   said.Share // of changes in force
 
-	lastEdits map[string]lastEdit // by Service
+	lastChanges map[string]LastChange // by Service
 }
 
 // New makes an Engine. Nothing happens before Run.
@@ -170,21 +170,21 @@ func New(o Options) *Engine {
 		o.ControlRefused = func(error) {}
 	}
 	e := &Engine{
-		options:   o,
-		requests:  make(chan *request),
-		orders:    make(chan *request),
-		stopped:   make(chan struct{}),
-		started:   time.Now(),
-		dirty:     true,
-		audits:    newAudits(o.HealthTimeout / 2),
-		saves:     newSaves(),
-		rests:     newRests(),
-		pace:      newPace(),
-		reported:  said.Share{Words: 2 * maxReported, While: time.Minute},
-		edited:    said.Share{Words: 2 * maxEdits, While: time.Minute},
-		lastEdits: map[string]lastEdit{},
-		problems:  newProblems(),
-		orphans:   orphans{gone: dataplane.Gone{}},
+		options:     o,
+		requests:    make(chan *request),
+		orders:      make(chan *request),
+		stopped:     make(chan struct{}),
+		started:     time.Now(),
+		dirty:       true,
+		audits:      newAudits(o.HealthTimeout / 2),
+		saves:       newSaves(),
+		rests:       newRests(),
+		pace:        newPace(),
+		reported:    said.Share{Words: 2 * maxReported, While: time.Minute},
+		edited:      said.Share{Words: 2 * maxEdits, While: time.Minute},
+		lastChanges: map[string]LastChange{},
+		problems:    newProblems(),
+		orphans:     orphans{gone: dataplane.Gone{}},
 	}
 	e.queue = e.newQueue()
 	e.status.set(Status{NodeEligible: true})
@@ -402,7 +402,7 @@ func (e *Engine) tellProblems(b *service.Batch, arisen []service.Problem, ceased
 	e.log(b.Resolved, arisen)
 	for name, s := range b.Services.All() {
 		if s == nil {
-			delete(e.lastEdits, name.String())
+			delete(e.lastChanges, name.String())
 		}
 	}
 	if e.problems.note(b, arisen, ceased, e.options.Table.Remaining) {

@@ -22,9 +22,7 @@ type Services struct {
 // ServiceReport is what the node makes of one Service.
 type ServiceReport struct {
 	service.Summary
-	// Changed is when its rows changed last, since this process has programmed all rows; Took is how long that took.
-	Changed time.Time     `json:"lastChange,omitzero"`
-	Took    time.Duration `json:"lastChangeNanoseconds,omitempty"`
+	LastChange
 }
 
 // longestTurn is for how long Services are summarised in one turn of the loop: programming waits for that.
@@ -54,9 +52,8 @@ func (c *controlServer) services(w http.ResponseWriter, r *http.Request) {
 		err = c.part(r, func(_ context.Context, v View) error {
 			for start := time.Now(); len(names) > 0 && time.Since(start) < longestTurn; names = names[1:] {
 				if s, ok := v.Table.Summarise(names[0], endpoints); ok {
-					last := c.engine.lastEdits[s.Service]
 					addCounted(&s, counted)
-					out.Services = append(out.Services, ServiceReport{s, last.at, last.took})
+					out.Services = append(out.Services, ServiceReport{s, c.engine.lastChanges[s.Service]})
 				}
 			}
 			return nil
