@@ -48,7 +48,7 @@ func made(name string) engine.ServiceReport {
 			{At: "10.244.0.2:8080", State: service.Draining, Reason: "is terminating"},
 		},
 		Counted: service.Counted{Connections: 40},
-	}}}, Changed: time.Now().Add(-time.Hour)}
+	}}}, LastChange: engine.LastChange{Changed: time.Now().Add(-time.Hour)}}
 }
 
 func (f *fake) Ask(_ context.Context, question string) ([]byte, error) {
