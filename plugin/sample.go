@@ -76,7 +76,7 @@ func (s *sampler) run(ctx context.Context, to chan<- []recorder.Event) {
 	}
 }
 
-// sample finds what happened since the last one. What the proxy does not answer, the next sample has.
+// sample finds what happened since the last one. If the proxy does not answer, the next sample has what is missing.
 func (s *sampler) sample(ctx context.Context) {
 	if now := time.Now(); !now.Before(s.due) {
 		var r engine.Report
