@@ -32,8 +32,8 @@ type FairleadConfiguration struct {
 	MetricsServices int32 `json:"metricsServices"`
 	// Counters is for what the connections are counted in modes nftables and iptables: "off", "services" or "backends".
 	Counters Counters `json:"counters,omitempty"`
-	// Flowtable is whether open connections that the node forwards go past the kernel's hooks in mode nftables. "auto" does
-	// so while no other program has rules there that see them, "always" in any case. The default is "off".
+	// Flowtable is whether open connections that the node forwards go past the kernel's hooks in mode nftables. "auto"
+	// does so while no other program has rules there that see them, "always" in any case. The default is "off".
 	Flowtable Flowtable `json:"flowtable,omitempty"`
 	// BackendHealth says what becomes of backends that do not answer clients of this node: "off", "observe" or "eject".
 	BackendHealth BackendHealth `json:"backendHealth,omitempty"`

@@ -162,7 +162,8 @@ func (f *Flags) dataPlane() []option {
 		{group: plane, flag: "flowtable", field: "flowtable", always: true,
 			bind: value(stringValue[Flowtable]{&own.Flowtable, "Flowtable", nil}),
 			usage: "open connections that the node forwards go past the kernel's hooks, in mode nftables: off, auto (while " +
-				"no other program's rules see them there) or always; annotation fairlead.dev/flowtable: \"off\" has off for one Service"},
+				"no other program's rules see them there) or always; annotation fairlead.dev/flowtable: \"off\" has off for " +
+				"one Service"},
 		{group: plane, flag: "take-over", field: "takeOver", always: true,
 			bind:  value(stringValue[TakeOver]{&own.TakeOver, "TakeOver", nil}),
 			usage: "rules that kube-proxy left: Remove deletes them once Fairlead's are active, Keep leaves them"},

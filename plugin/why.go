@@ -175,7 +175,8 @@ func checkPort(f *answer.Findings, s *engine.ServiceReport, p *service.PortSumma
 			if a.Sources > 1 {
 				ranges += " and " + said.Count(a.Sources-1, "other range")
 			}
-			f.Warn("fairlead explain CLIENT "+a.At, "%s is for clients of %s only: spec.loadBalancerSourceRanges", at, ranges)
+			f.Warn("add the range of the client that is left out; fairlead explain CLIENT "+a.At,
+				"%s is for clients of %s only: spec.loadBalancerSourceRanges", at, ranges)
 		}
 	}
 }
@@ -194,7 +195,8 @@ func excluded(p *service.PortSummary) string {
 	return strings.Join(words, "; ")
 }
 
-// ownDrift is a difference that is about one of the Service's addresses or, if none is, about the Service; empty: none is.
+// ownDrift is a difference that is about one of the Service's addresses or, if none is, about the Service; empty: none
+// is.
 func (q *serviceQuestion) ownDrift(ctx context.Context, name string, all []dataplane.Drift) (string, error) {
 	if len(all) == 0 {
 		return "", nil

@@ -129,7 +129,8 @@ func (o *orphans) find(gone dataplane.Gone) (found []orphan, err error) {
 			_, failed := tracked.List(o.conntrack, v6, f, func(f *tracked.Flow) bool {
 				_, is := gone[f.Answers]
 				who := orphan{f.From, f.Answers}
-				if is && f.To != f.Answers && f.Mark&o.relayed == 0 && (f.Unheard || f.Resumed && repeats) && f.Left < renewed-silence &&
+				unheard := f.Left < renewed-silence && (f.Unheard || f.Resumed && repeats)
+				if is && f.To != f.Answers && f.Mark&o.relayed == 0 && unheard &&
 					o.until[who].IsZero() && len(o.until)+len(found) < maxOrphans {
 					found = append(found, who)
 				}

@@ -31,7 +31,9 @@ const (
 )
 
 // offloadHook comes after the filters of others: what they drop lets no connection in.
-var offloadHook = nft.Hook{Kind: "filter", Number: unix.NF_INET_FORWARD, Priority: 300}
+func offloadHook() *nft.Hook {
+	return &nft.Hook{Kind: "filter", Number: unix.NF_INET_FORWARD, Priority: 300}
+}
 
 // offload is the chain that lets connections into the flowtable.
 func (t *table) offload() nft.Chain {
@@ -40,7 +42,7 @@ func (t *table) offload() nft.Chain {
 	if t.Family.V6() {
 		destination = 22 // NFT_CT_DST_IP6
 	}
-	return nft.Chain{Name: chainOffload, Hook: &offloadHook, Rules: []nft.Rule{nft.NewRule("open connections of frontends",
+	return nft.Chain{Name: chainOffload, Hook: offloadHook(), Rules: []nft.Rule{nft.NewRule("open connections of frontends",
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)},
 		nft.Bits(0, assured|translated|offloaded, 0), nft.Equals(nft.Native(assured|translated)),
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)}, nft.Equals([]byte{1}),
@@ -131,9 +133,9 @@ func (f *flows) close() (err error) {
 	return errors.Join(err, f.network.Close())
 }
 
-// renew puts empty flowtables in the place of those that are not right any more: backends have left, rows are hooked, or
-// devices have come or gone. A connection cannot be taken out alone. Those that go on come back with their next packets.
-// A flow of UDP leaves before, when connection tracking forgets it.
+// renew puts empty flowtables in the place of those that are not right any more: backends have left, rows are hooked,
+// or devices have come or gone. A connection cannot be taken out alone. Those that go on come back with their next
+// packets. A flow of UDP leaves before, when connection tracking forgets it.
 func (p *Plane) renew() error {
 	if p.flows == nil || p.tables == nil || !p.tables[0].offloads {
 		return nil

@@ -23,8 +23,8 @@ import (
 const (
 	maxChange = time.Second
 	maxMemory = 64 << 20
-	maxLine   = 4 << 10          // of the log
-	maxLogged = 256 << 10        // by one attack
+	maxLine   = 4 << 10   // of the log
+	maxLogged = 256 << 10 // by one attack
 	// slower is how many times as long as the control's slowest change one may take, where a second is not enough.
 	slower = 5
 	// busyChange and busyMemory are for runs in which the machine does other things as well: what takes longer was kept

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -157,8 +158,7 @@ func TestPool_strangers(t *testing.T) {
 // TestPool_leastOfTwo: of three backends one takes five times as long. The slowest hundredth of the clients wait half
 // as long as with turns, at most.
 func TestPool_leastOfTwo(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := sample.Seed(t)
 	inTurn, ofTwo := slowest(seed, ""), slowest(seed, model.LeastOfTwo)
 	t.Logf("the slowest hundredth takes %.1f in turn, %.1f by least of two", inTurn, ofTwo)
 	if 2*ofTwo > inTurn {

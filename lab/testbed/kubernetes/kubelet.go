@@ -279,8 +279,8 @@ func (k *Kubelet) terminate(ctx context.Context, key string, pod *corev1.Pod) (a
 	return 0, k.forget(ctx, pod)
 }
 
-// left is how long a pod that is being deleted serves on. The sleep begins when the EndpointSlices say that the pod ends:
-// what a proxy does with the news is tested, not how long a busy controller takes to write it.
+// left is how long a pod that is being deleted serves on. The sleep begins when the EndpointSlices say that the pod
+// ends: what a proxy does with the news is tested, not how long a busy controller takes to write it.
 func (k *Kubelet) left(r *runningPod, pod *corev1.Pod) time.Duration {
 	now := time.Now()
 	if r.told.IsZero() {
