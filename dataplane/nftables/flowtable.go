@@ -42,7 +42,8 @@ func (t *table) offload() nft.Chain {
 	if t.Family.V6() {
 		destination = 22 // NFT_CT_DST_IP6
 	}
-	return nft.Chain{Name: chainOffload, Hook: offloadHook(), Rules: []nft.Rule{nft.NewRule("open connections of frontends",
+	return nft.Chain{Name: chainOffload, Hook: offloadHook(), Rules: []nft.Rule{nft.NewRule(
+		"open connections of frontends",
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)},
 		nft.Bits(0, assured|translated|offloaded, 0), nft.Equals(nft.Native(assured|translated)),
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)}, nft.Equals([]byte{1}),
