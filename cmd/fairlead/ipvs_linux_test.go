@@ -224,7 +224,7 @@ func addressModes(without ...string) map[string]string {
 	addresses := slices.DeleteFunc([]string{"10.96.0.10", "10.96.0.11", "198.51.100.7"},
 		func(a string) bool { return slices.Contains(without, a) })
 	modes := map[string]string{"dummy": "kube-ipvs0 DOWN"}
-	route := func(to string) string { return "local " + to + " dev lo scope host src 192.0.2.1\n" }
+	route := func(to string) string { return "local " + to + " dev lo scope host src 192.0.2.1 mtu 1500\n" }
 	for _, a := range addresses {
 		modes["route"] += route(a)
 		modes["dummy"] += " " + a + "/32"
