@@ -492,12 +492,8 @@ struct tcp_sock {
 // asked is what a socket asks for that is connecting to a backend.
 static __always_inline struct peer *asked(struct sock *sk)
 {
-	__u64 cookie = bpf_get_socket_cookie(sk), *n = claims_of(cookie);
-
-	if (!n || !*(volatile __u64 *)n)
-		return NULL;
-	struct place *at = place_of(cookie);
-	struct peer *p = at && at->cookie == cookie ? &at->peer : bpf_sk_storage_get(&peers, sk, 0, 0);
+	struct place *at = own_place(bpf_get_socket_cookie(sk));
+	struct peer *p = at ? &at->peer : bpf_sk_storage_get(&peers, sk, 0, 0);
 
 	return p && p->backend.port ? p : NULL;
 }
