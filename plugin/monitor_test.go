@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -144,6 +145,9 @@ frontend 10.96.0.10:83/tcp any forward default/web cluster snat never
 		"refused||dropped|4 connections to addresses of Services dropped: no Service has that address and port",
 		"refused||dropped|2 connections to addresses of Services dropped: the client's address is not allowed",
 		"connection|default/web|forwarded|3 connections: backend 10.244.1.2:8080",
+	}
+	if runtime.GOOS == "windows" { // whose data plane counts no connections
+		want = want[:len(want)-1]
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
