@@ -19,11 +19,11 @@ import (
 // The word is the only thing that is written at that moment; see bpf/maps.h.
 type sets struct {
 	tables   map[string]*ebpf.Map     // maps of maps, with two places each
-	empty    map[string]*ebpf.MapSpec // what is in the places
+	empty    map[string]*ebpf.MapSpec // the specs of the maps in these places
 	outcomes *ebpf.Map                // a ring
 	word     *ebpf.Map
 	memory   *packetsInForce // of the word
-	said     uint32          // what was written there last
+	said     uint32          // the last value of the word
 	unmap    func()
 	at       uint32 // the set in force
 	filled   bool   // there is one

@@ -145,7 +145,7 @@ func (n *node) greeting() string {
 		mu.Lock()
 		defer mu.Unlock()
 		held = append(held, c)
-		_, _ = c.Write([]byte{1}) // who does not get it says so
+		_, _ = c.Write([]byte{1}) // a client without it reports that
 	})
 }
 

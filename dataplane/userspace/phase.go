@@ -71,7 +71,7 @@ func (p *Plane) enter(ctx context.Context) error {
 	err := p.turn(serving)
 	if err == nil || errors.Is(err, dataplane.ErrPartial) {
 		p.proxy.Hurry(false)
-		p.save(false) // who is remembered: the other plane, which remembers, too, goes before the next Save
+		p.save(false) // now: the other plane has these sessions too, and ends before the next Save
 	}
 	return err
 }

@@ -157,7 +157,7 @@ func TestLeastOfTwo(t *testing.T) {
 // naming is a backend that says its name.
 func (n *node) naming(name string) string {
 	return n.listen(func(c *net.TCPConn) {
-		_, _ = c.Write([]byte(name)) // who does not get it says so
+		_, _ = c.Write([]byte(name)) // a client without it reports that
 		go discard(c)
 	})
 }

@@ -30,7 +30,7 @@ type Flow struct {
 	Unheard        bool          // a connection is open, and what its client has sent is not acknowledged
 	Resumed        bool          // it is open and has left a flowtable, and since then only its client has sent
 	Left           time.Duration // until it is forgotten, if no packet comes
-	Sent, Received Traffic       // what its client has, if the sysctl nf_conntrack_acct was 1 when the flow began
+	Sent, Received Traffic       // by the client; 0 unless nf_conntrack_acct was 1 when the flow began
 
 	v6    bool
 	attrs []byte

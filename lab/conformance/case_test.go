@@ -168,7 +168,7 @@ func canonical(text string) (string, error) {
 
 // skip is why a plane deviates from a case, in all ways to play it or in this one; empty if it does not.
 func (c *testCase) skip(plane string, w way) string {
-	kind, _, _ := strings.Cut(plane, "-") // what a plane deviates in, its variants do as well
+	kind, _, _ := strings.Cut(plane, "-") // "ipvs-route" has the deviations of "ipvs", too
 	for _, name := range []string{plane, kind} {
 		key := "skip " + name
 		if reason := cmp.Or(c.options[key], c.options[key+" "+string(c.family)], c.options[key+" "+w.name]); reason != "" {

@@ -175,7 +175,7 @@ static __noinline int begin(const struct packet *p, struct meeting *m, struct tr
 	struct pool *pool = pool_at(m->rows, number);
 
 	*flow = (struct translation){.src = p->tuple.src, .last = ticks(), .near = near_by(p->next)};
-	struct addr from = m->netns ? client(m->netns) : p->tuple.src.addr; // what the next socket of the pod is, too
+	struct addr from = m->netns ? client(m->netns) : p->tuple.src.addr; // as connect() has it for the pod's sockets
 
 	if (!pool || !choose(m->rows, number, pool, &from, &flow->dst, !m->netns))
 		return REJECT;
