@@ -2,9 +2,7 @@ package bench
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -51,17 +49,7 @@ func BenchmarkFlowtable(b *testing.B) {
 		a.tcp = slices.Clone(a.tcp[len(a.tcp)-1:]) // of the other node
 		arenas = append(arenas, a)
 	}
-	figures := map[string]Series{}
-	order := flowContenders()
-	next := rounds(b, roundsOf(b, 30))
-	runtime.GC()
-	for i := 0; next(); i++ {
-		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-		for _, c := range order {
-			c.measureFlows(b, arenas[i%len(arenas)], figures)
-		}
-	}
-	reportFlowtable(b, figures)
+	reportFlowtable(b, inTurn(b, flowContenders(), arenas, 30, contender.measureFlows))
 }
 
 // measureFlows has a contender serve for a moment, and adds what the pod sees to the figures.

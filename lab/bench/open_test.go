@@ -56,17 +56,25 @@ func BenchmarkOpen(b *testing.B) {
 	for range openArenas {
 		arenas = append(arenas, newWideArena(b))
 	}
+	reportOpen(b, inTurn(b, contenders(), arenas, 60, contender.measureOpen))
+}
+
+// inTurn has contenders measured in rounds, in random order: those of a round in the same cluster, the next round in
+// another one.
+func inTurn(b *testing.B, order []contender, arenas []*arena, atLeast int,
+	measure func(contender, *testing.B, *arena, map[string]Series),
+) map[string]Series {
+	b.Helper()
 	figures := map[string]Series{}
-	order := contenders()
-	next := rounds(b, roundsOf(b, 60))
+	next := rounds(b, roundsOf(b, atLeast))
 	runtime.GC()
 	for i := 0; next(); i++ {
 		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		for _, c := range order {
-			c.measureOpen(b, arenas[i%len(arenas)], figures)
+			measure(c, b, arenas[i%len(arenas)], figures)
 		}
 	}
-	reportOpen(b, figures)
+	return figures
 }
 
 // measureOpen has a contender serve for a moment, and adds what clients see to the figures.
