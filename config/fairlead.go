@@ -31,6 +31,7 @@ type FairleadConfiguration struct {
 	// others together have one; 0: none has.
 	MetricsServices int32 `json:"metricsServices"`
 	// Counters is for what the connections are counted in modes nftables and iptables: "off", "services" or "backends".
+	// The last one counts packets and bytes, too, also those of sockets in mode ebpf.
 	Counters Counters `json:"counters,omitempty"`
 	// Flowtable is whether open connections that the node forwards go past the kernel's hooks in mode nftables. "auto"
 	// does so while no other program has rules there that see them, "always" in any case. The default is "off".

@@ -60,7 +60,7 @@ func (c *Config) reason(path string) string {
 			return "it is for mode iptables"
 		}
 	case path == "counters":
-		if !c.may(ModeNFTables) && !c.may(ModeIPTables) {
+		if !c.may(ModeNFTables) && !c.may(ModeIPTables) && (!c.may(ModeEBPF) || c.Fairlead.Counters != CountBackends) {
 			return "the data plane " + c.Plane + " counts for each backend in any case"
 		}
 	case path == "flowtable":

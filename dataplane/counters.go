@@ -63,7 +63,7 @@ type Served struct {
 type Sum struct {
 	Connections uint64
 	Failed      uint64 // connections for which a backend was tried in vain, by a plane that connects itself
-	// Of what passes as packets: where both ends have sockets on the node, the plane sees only the connection.
+	// Of what passes as packets. Of sockets that connect to a backend in place of a Service, PerBackend alone counts them.
 	ToBackend, ToClient Traffic
 }
 

@@ -27,16 +27,14 @@ type plane struct {
 
 func newPlane(s *registry) plane {
 	const only, carried = " Data plane ebpf only.", " Data plane userspace only."
-	const most = " Modes nftables and iptables count them if counters is backends."
-	const seen = "; in mode ebpf of those that programs at devices translated, in mode userspace without headers." + most
+	const most = " Only if counters is backends, modes nftables and iptables count them, and mode ebpf those of sockets."
 	return plane{
 		connections: s.scrapedCounter(fairlead("served_connections_total",
 			"Connections that got a backend. Modes nftables and iptables count them unless counters is off.")),
 		packets: s.scrapedCounter(fairlead("served_packets_total",
-			"Packets of connections to backends, by destination; in mode ebpf those that programs at devices translated, "+
-				"in mode userspace datagrams."+most, "to")),
+			"Packets of connections to backends, by destination; in mode userspace datagrams."+most, "to")),
 		bytes: s.scrapedCounter(fairlead("served_bytes_total",
-			"Bytes of packets of connections to backends, by destination"+seen, "to")),
+			"Bytes of packets of connections to backends, by destination; in mode userspace without headers."+most, "to")),
 		refused: s.scrapedCounter(fairlead("refused_connections_total",
 			"Connections that were refused or dropped (for packets, each attempt), by verdict and reason: no-endpoints, "+
 				"no-local-endpoints, source-not-allowed, no-service-port, and table-full in mode userspace.",

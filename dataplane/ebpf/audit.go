@@ -112,7 +112,7 @@ func (p *Plane) auditPackets(s *model.State, all bool) ([]dataplane.Drift, error
 
 // auditHooks finds programs that are not attached as they should be.
 func (p *Plane) auditHooks() (drifts []dataplane.Drift) {
-	for _, hook := range hookNames() {
+	for _, hook := range p.hookNames() {
 		d := dataplane.Drift{Class: "programs", Object: "program at hook " + hook, Want: "that of this process"}
 		have := p.link(hook).program()
 		if want, err := p.identities.of(p.sockets.Programs[hook]); err == nil && want == have {

@@ -134,10 +134,7 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 
 // addTraffic adds what has passed as packets.
 func (p *Plane) addTraffic(served dataplane.Tally) error {
-	if p.sweep == nil {
-		return nil
-	}
-	traffic, err := p.sweep.traffic()
+	traffic, err := p.traffic()
 	if err != nil {
 		return err
 	}

@@ -114,7 +114,7 @@ func (p *Plane) standBy() error {
 
 // adoptCgroup finds out to which cgroup the links are. Without a link the plane can have no programs for sockets.
 func (p *Plane) adoptCgroup() error {
-	for hook := range hooks() {
+	for _, hook := range p.hookNames() {
 		l, err := link.LoadPinnedLink(p.linkPath(hook), nil)
 		if err != nil {
 			return fmt.Errorf("%s: %w", hook, err)

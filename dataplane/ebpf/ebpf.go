@@ -34,6 +34,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sync/errgroup"
@@ -454,7 +455,15 @@ func (p *Plane) attachAll(pods model.Pods) error {
 }
 
 func (p *Plane) attachHooks() error {
-	for _, hook := range hookNames() {
+	wanted := p.hookNames()
+	for hook := range hooks() {
+		if !slices.Contains(wanted, hook) {
+			if err := unpinLink(p.linkPath(hook)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, hook := range wanted {
 		err := p.config.Inject("ebpf attach")
 		if err == nil {
 			err = p.link(hook).put(p.sockets.Programs[hook])

@@ -213,6 +213,19 @@ type objectsTarget struct {
 	Level   uint16
 }
 
+type objectsTraffic struct {
+	_       structs.HostLayout
+	Packets [2]uint64
+	Bytes   [2]uint64
+}
+
+type objectsTrafficKey struct {
+	_       structs.HostLayout
+	Pool    uint64
+	Backend objectsEndpoint
+	Pad     uint32
+}
+
 type objectsVerdict uint32
 
 const (
@@ -230,6 +243,7 @@ const (
 	objectsMapChunks        = "chunks"
 	objectsMapChunksSet     = "chunks_set"
 	objectsMapClaims        = "claims"
+	objectsMapCounting      = "counting"
 	objectsMapFlows         = "flows"
 	objectsMapFrontends     = "frontends"
 	objectsMapFrontendsSet  = "frontends_set"
@@ -246,11 +260,13 @@ const (
 	objectsMapSlots         = "slots"
 	objectsMapSlotsSet      = "slots_set"
 	objectsMapSockets       = "sockets"
+	objectsMapTraffic       = "traffic"
 	objectsProgClosed       = "closed"
 	objectsProgConnect4     = "connect4"
 	objectsProgConnect6     = "connect6"
 	objectsProgGetpeername4 = "getpeername4"
 	objectsProgGetpeername6 = "getpeername6"
+	objectsProgGets         = "gets"
 	objectsProgIsAnswered   = "is_answered"
 	objectsProgIsReset      = "is_reset"
 	objectsProgRecvmsg4     = "recvmsg4"
@@ -258,7 +274,9 @@ const (
 	objectsProgResends      = "resends"
 	objectsProgSendmsg4     = "sendmsg4"
 	objectsProgSendmsg6     = "sendmsg6"
+	objectsProgSends        = "sends"
 	objectsVarAlone         = "alone"
+	objectsVarCountsTraffic = "counts_traffic"
 	objectsVarCurrent       = "current"
 	objectsVarHasSetRetval  = "has_set_retval"
 	objectsVarNodeAlone     = "node_alone"
@@ -316,6 +334,7 @@ type objectsProgramSpecs struct {
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	Gets         *ebpf.ProgramSpec `ebpf:"gets"`
 	IsAnswered   *ebpf.ProgramSpec `ebpf:"is_answered"`
 	IsReset      *ebpf.ProgramSpec `ebpf:"is_reset"`
 	Recvmsg4     *ebpf.ProgramSpec `ebpf:"recvmsg4"`
@@ -323,6 +342,7 @@ type objectsProgramSpecs struct {
 	Resends      *ebpf.ProgramSpec `ebpf:"resends"`
 	Sendmsg4     *ebpf.ProgramSpec `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.ProgramSpec `ebpf:"sendmsg6"`
+	Sends        *ebpf.ProgramSpec `ebpf:"sends"`
 }
 
 // objectsMapSpecs contains maps before they are loaded into the kernel.
@@ -333,6 +353,7 @@ type objectsMapSpecs struct {
 	Chunks       *ebpf.MapSpec `ebpf:"chunks"`
 	ChunksSet    *ebpf.MapSpec `ebpf:"chunks_set"`
 	Claims       *ebpf.MapSpec `ebpf:"claims"`
+	Counting     *ebpf.MapSpec `ebpf:"counting"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Frontends    *ebpf.MapSpec `ebpf:"frontends"`
 	FrontendsSet *ebpf.MapSpec `ebpf:"frontends_set"`
@@ -349,21 +370,23 @@ type objectsMapSpecs struct {
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	SlotsSet     *ebpf.MapSpec `ebpf:"slots_set"`
 	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
+	Traffic      *ebpf.MapSpec `ebpf:"traffic"`
 }
 
 // objectsVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectsVariableSpecs struct {
-	Alone        *ebpf.VariableSpec `ebpf:"alone"`
-	Current      *ebpf.VariableSpec `ebpf:"current"`
-	HasSetRetval *ebpf.VariableSpec `ebpf:"has_set_retval"`
-	NodeAlone    *ebpf.VariableSpec `ebpf:"node_alone"`
-	NodeNetns    *ebpf.VariableSpec `ebpf:"node_netns"`
-	OnlyNode     *ebpf.VariableSpec `ebpf:"only_node"`
-	Places       *ebpf.VariableSpec `ebpf:"places"`
-	Room         *ebpf.VariableSpec `ebpf:"room"`
-	Secret       *ebpf.VariableSpec `ebpf:"secret"`
+	Alone         *ebpf.VariableSpec `ebpf:"alone"`
+	CountsTraffic *ebpf.VariableSpec `ebpf:"counts_traffic"`
+	Current       *ebpf.VariableSpec `ebpf:"current"`
+	HasSetRetval  *ebpf.VariableSpec `ebpf:"has_set_retval"`
+	NodeAlone     *ebpf.VariableSpec `ebpf:"node_alone"`
+	NodeNetns     *ebpf.VariableSpec `ebpf:"node_netns"`
+	OnlyNode      *ebpf.VariableSpec `ebpf:"only_node"`
+	Places        *ebpf.VariableSpec `ebpf:"places"`
+	Room          *ebpf.VariableSpec `ebpf:"room"`
+	Secret        *ebpf.VariableSpec `ebpf:"secret"`
 }
 
 // objectsObjects contains all objects after they have been loaded into the kernel.
@@ -390,6 +413,7 @@ type objectsMaps struct {
 	Chunks       *ebpf.Map `ebpf:"chunks"`
 	ChunksSet    *ebpf.Map `ebpf:"chunks_set"`
 	Claims       *ebpf.Map `ebpf:"claims"`
+	Counting     *ebpf.Map `ebpf:"counting"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Frontends    *ebpf.Map `ebpf:"frontends"`
 	FrontendsSet *ebpf.Map `ebpf:"frontends_set"`
@@ -406,6 +430,7 @@ type objectsMaps struct {
 	Slots        *ebpf.Map `ebpf:"slots"`
 	SlotsSet     *ebpf.Map `ebpf:"slots_set"`
 	Sockets      *ebpf.Map `ebpf:"sockets"`
+	Traffic      *ebpf.Map `ebpf:"traffic"`
 }
 
 func (m *objectsMaps) Close() error {
@@ -414,6 +439,7 @@ func (m *objectsMaps) Close() error {
 		m.Chunks,
 		m.ChunksSet,
 		m.Claims,
+		m.Counting,
 		m.Flows,
 		m.Frontends,
 		m.FrontendsSet,
@@ -430,6 +456,7 @@ func (m *objectsMaps) Close() error {
 		m.Slots,
 		m.SlotsSet,
 		m.Sockets,
+		m.Traffic,
 	)
 }
 
@@ -437,15 +464,16 @@ func (m *objectsMaps) Close() error {
 //
 // It can be passed to loadObjectsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectsVariables struct {
-	Alone        *ebpf.Variable `ebpf:"alone"`
-	Current      *ebpf.Variable `ebpf:"current"`
-	HasSetRetval *ebpf.Variable `ebpf:"has_set_retval"`
-	NodeAlone    *ebpf.Variable `ebpf:"node_alone"`
-	NodeNetns    *ebpf.Variable `ebpf:"node_netns"`
-	OnlyNode     *ebpf.Variable `ebpf:"only_node"`
-	Places       *ebpf.Variable `ebpf:"places"`
-	Room         *ebpf.Variable `ebpf:"room"`
-	Secret       *ebpf.Variable `ebpf:"secret"`
+	Alone         *ebpf.Variable `ebpf:"alone"`
+	CountsTraffic *ebpf.Variable `ebpf:"counts_traffic"`
+	Current       *ebpf.Variable `ebpf:"current"`
+	HasSetRetval  *ebpf.Variable `ebpf:"has_set_retval"`
+	NodeAlone     *ebpf.Variable `ebpf:"node_alone"`
+	NodeNetns     *ebpf.Variable `ebpf:"node_netns"`
+	OnlyNode      *ebpf.Variable `ebpf:"only_node"`
+	Places        *ebpf.Variable `ebpf:"places"`
+	Room          *ebpf.Variable `ebpf:"room"`
+	Secret        *ebpf.Variable `ebpf:"secret"`
 }
 
 // objectsPrograms contains all programs after they have been loaded into the kernel.
@@ -457,6 +485,7 @@ type objectsPrograms struct {
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
 	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
+	Gets         *ebpf.Program `ebpf:"gets"`
 	IsAnswered   *ebpf.Program `ebpf:"is_answered"`
 	IsReset      *ebpf.Program `ebpf:"is_reset"`
 	Recvmsg4     *ebpf.Program `ebpf:"recvmsg4"`
@@ -464,6 +493,7 @@ type objectsPrograms struct {
 	Resends      *ebpf.Program `ebpf:"resends"`
 	Sendmsg4     *ebpf.Program `ebpf:"sendmsg4"`
 	Sendmsg6     *ebpf.Program `ebpf:"sendmsg6"`
+	Sends        *ebpf.Program `ebpf:"sends"`
 }
 
 func (p *objectsPrograms) Close() error {
@@ -473,6 +503,7 @@ func (p *objectsPrograms) Close() error {
 		p.Connect6,
 		p.Getpeername4,
 		p.Getpeername6,
+		p.Gets,
 		p.IsAnswered,
 		p.IsReset,
 		p.Recvmsg4,
@@ -480,6 +511,7 @@ func (p *objectsPrograms) Close() error {
 		p.Resends,
 		p.Sendmsg4,
 		p.Sendmsg6,
+		p.Sends,
 	)
 }
 

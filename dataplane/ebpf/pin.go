@@ -49,6 +49,10 @@ func (p *Plane) openMemory() error {
 			return err
 		}
 	}
+	if p.countsSockets() {
+		spec.Maps[objectsMapTraffic].MaxEntries = forgetting(trafficked)
+		wanted[objectsMapTraffic], wanted[objectsMapCounting] = spec.Maps[objectsMapTraffic], spec.Maps[objectsMapCounting]
+	}
 	p.memory, p.replaced = map[string]*ebpf.Map{}, map[string]*ebpf.Map{}
 	for name, want := range wanted {
 		if err := p.openMap(name, want); err != nil {
@@ -91,12 +95,12 @@ func (s Sizes) addPacketMemory(wanted map[string]*ebpf.MapSpec) error {
 	return nil
 }
 
-// memoryOf is the part of the memory that some programs use.
+// memoryOf is the part of the memory that some programs use, which get its sizes.
 func (p *Plane) memoryOf(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	out := map[string]*ebpf.Map{}
 	for name, m := range p.memory {
-		if spec.Maps[name] != nil {
-			out[name] = m
+		if want := spec.Maps[name]; want != nil {
+			want.MaxEntries, out[name] = m.MaxEntries(), m
 		}
 	}
 	return out

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -26,6 +27,8 @@ func hooks() map[string]ebpf.AttachType {
 		objectsProgRecvmsg6:     ebpf.AttachCGroupUDP6Recvmsg,
 		objectsProgGetpeername4: ebpf.AttachCgroupInet4GetPeername,
 		objectsProgGetpeername6: ebpf.AttachCgroupInet6GetPeername,
+		objectsProgSends:        ebpf.AttachCGroupInetEgress,
+		objectsProgGets:         ebpf.AttachCGroupInetIngress,
 	}
 }
 
@@ -103,15 +106,19 @@ func (p *Plane) loadSocketsOnce(tables *sets) (*ebpf.Collection, error) {
 			delete(spec.Programs, name)
 		}
 	}
+	if !p.countsSockets() {
+		maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return onlyCounts(name) })
+	}
 	for name, value := range map[string]any{
-		objectsVarNodeNetns:    p.netns,
-		objectsVarAlone:        p.serve != TC && p.behind == nil,
-		objectsVarNodeAlone:    p.serve == TC || p.behind == nil,
-		objectsVarOnlyNode:     p.onlyNode,
-		objectsVarPlaces:       p.sizes.orDefault().Sockets - 1,
-		objectsVarHasSetRetval: p.hasSetRetval,
-		objectsVarSecret:       p.secret,
-		objectsVarRoom:         [2]uint32{objectsSharedOF_AFFINITIES: p.sizes.orDefault().Affinities},
+		objectsVarCountsTraffic: p.countsSockets(),
+		objectsVarNodeNetns:     p.netns,
+		objectsVarAlone:         p.serve != TC && p.behind == nil,
+		objectsVarNodeAlone:     p.serve == TC || p.behind == nil,
+		objectsVarOnlyNode:      p.onlyNode,
+		objectsVarPlaces:        p.sizes.orDefault().Sockets - 1,
+		objectsVarHasSetRetval:  p.hasSetRetval,
+		objectsVarSecret:        p.secret,
+		objectsVarRoom:          [2]uint32{objectsSharedOF_AFFINITIES: p.sizes.orDefault().Affinities},
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, err
@@ -123,4 +130,16 @@ func (p *Plane) loadSocketsOnce(tables *sets) (*ebpf.Collection, error) {
 }
 
 // hookNames are in the order in which the programs are attached: who gets a place must be seen to give it back.
-func hookNames() []string { return slices.Sorted(maps.Keys(hooks())) }
+func (p *Plane) hookNames() []string {
+	names := slices.Sorted(maps.Keys(hooks()))
+	if p.countsSockets() {
+		return names
+	}
+	return slices.DeleteFunc(names, onlyCounts)
+}
+
+// countsSockets says whether programs count what sockets send and get.
+func (p *Plane) countsSockets() bool { return p.config.Counters == dataplane.PerBackend }
+
+// onlyCounts says of a program that it does no more, for each packet of a socket.
+func onlyCounts(name string) bool { return name == objectsProgSends || name == objectsProgGets }

@@ -85,7 +85,7 @@ const (
 // comes.
 //
 //	start ─► a goroutine ── once a second ─► turn: a step through the table; addresses that the node has lost
-//	Sync ─► resetFlowFilter      Counters ─► traffic, inUse      Audit ─► failed      close: the goroutine has ended
+//	Sync ─► resetFlowFilter      Counters ─► rest, inUse         Audit ─► failed      close: the goroutine has ended
 //
 // The goroutine holds mu for a whole turn: callers from elsewhere wait for its end, and never see half a step.
 type sweep struct {

@@ -421,7 +421,7 @@ func TestTraffic(t *testing.T) {
 	)
 	waitTick(t)
 	r.pass(s)
-	got, err := s.traffic()
+	got, err := (&Plane{sweep: s, memory: s.maps}).traffic()
 	if err != nil {
 		t.Fatal(err)
 	}

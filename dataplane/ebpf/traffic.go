@@ -19,11 +19,18 @@ func (s *sweep) book(flow *packetsTranslation, way packetsDirection, t *packetsT
 
 // traffic is what has passed between clients and backends, by the names of pools, since the tables were made. Of flows
 // that another process removes, it may lack the last second.
-func (s *sweep) traffic() (map[packetsTrafficKey]packetsTraffic, error) {
-	s.mu.Lock()
-	out := maps.Clone(s.rest)
-	s.mu.Unlock()
-	err := each(s.maps[packetsMapTraffic], func(key packetsTrafficKey, more packetsTraffic) error {
+func (p *Plane) traffic() (map[packetsTrafficKey]packetsTraffic, error) {
+	out := map[packetsTrafficKey]packetsTraffic{}
+	if s := p.sweep; s != nil {
+		s.mu.Lock()
+		maps.Copy(out, s.rest)
+		s.mu.Unlock()
+	}
+	m := p.memory[packetsMapTraffic]
+	if m == nil {
+		return out, nil
+	}
+	err := each(m, func(key packetsTrafficKey, more packetsTraffic) error {
 		sum := out[key]
 		for way := range sum.Packets {
 			sum.Packets[way] += more.Packets[way]

@@ -1,21 +1,26 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/ebpf"
 	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
+	"fairlead.dev/fairlead/dataplane/outcomes"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -23,33 +28,47 @@ import (
 // usedServices is how many of the Services have connections; the others have ten endpoints each.
 const usedServices = 1000
 
-// details are the values of the setting counters. The first one is the control, which comes twice.
-var details = []struct {
-	name string
-	dataplane.Detail
-}{
-	{"off", dataplane.NoDetail}, {"off again", dataplane.NoDetail},
-	{"services", dataplane.PerPool}, {"backends", dataplane.PerBackend},
+// details are the values of the setting counters, and of backendHealth one that observes. The first one is the control,
+// which comes twice.
+var details = []detail{
+	{"off", dataplane.NoDetail, false}, {"off again", dataplane.NoDetail, false},
+	{"services", dataplane.PerPool, false}, {"backends", dataplane.PerBackend, false},
+	{"observe", dataplane.NoDetail, true},
 }
 
-// BenchmarkCounters compares planes that count with the same ones that do not. All serve in turn in one cluster.
+type detail struct {
+	name     string
+	counters dataplane.Detail
+	observes bool // what becomes of connections
+}
+
+// BenchmarkCounters compares planes that count or observe with the same ones that do not. All serve in turn in one
+// cluster.
 func BenchmarkCounters(b *testing.B) {
 	for name, plane := range map[string]dataplane.New{
 		"nftables":        nftables.New,
 		"iptables-nft":    iptables.New(iptables.Options{Backend: iptables.NFTables}),
 		"iptables-legacy": iptables.New(iptables.Options{Backend: iptables.Legacy}),
+		"ebpf":            nil,
 	} {
 		for _, size := range sizesOf(b, "10,10000") {
 			b.Run(fmt.Sprint(name, "-", size), func(b *testing.B) {
-				compareDetails(b, localhost.Wrap(conntrack.Wrap(plane)), size)
+				pins := testbed.NeedBPFFS(b)
+				a := newBareArena(b)
+				p := localhost.Wrap(conntrack.Wrap(plane))
+				if plane == nil {
+					p = ebpf.New(ebpf.Options{
+						Packets: localhost.Wrap(conntrack.Wrap(nftables.New)), Cgroup: a.bed.Cgroup(), Pins: filepath.Join(pins, "fairlead"),
+					})
+				}
+				compareDetails(b, a, p, size)
 			})
 		}
 	}
 }
 
-func compareDetails(b *testing.B, plane dataplane.New, size int) {
+func compareDetails(b *testing.B, a *arena, plane dataplane.New, size int) {
 	b.Helper()
-	a := newArena(b, 0)
 	used := min(size, usedServices)
 	others := apart(10)
 	f := fleet{services: size, endpoints: func(i int) []netip.Addr {
@@ -66,7 +85,7 @@ func compareDetails(b *testing.B, plane dataplane.New, size int) {
 	for next() {
 		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		for _, d := range order {
-			took, err := c.measureDetail(b, plane, dataplane.Config{Counters: d.Detail}, state)
+			took, err := c.measureDetail(b, plane, d, state)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -83,17 +102,17 @@ func compareDetails(b *testing.B, plane dataplane.New, size int) {
 
 // measureDetail has a plane serve for a moment.
 func (c *client) measureDetail(
-	b *testing.B, plane dataplane.New, config dataplane.Config, s *model.State,
+	b *testing.B, plane dataplane.New, d detail, s *model.State,
 ) (took map[string]time.Duration, err error) {
 	b.Helper()
 	runtime.GC()
 	accounting := "0"
-	if config.Counters == dataplane.PerBackend {
+	if d.counters == dataplane.PerBackend {
 		accounting = "1"
 	}
 	var p dataplane.Dataplane
 	err = c.bed.Do(testbed.Node, func() (err error) {
-		p, err = plane(config)
+		p, err = plane(dataplane.Config{Counters: d.counters})
 		return errors.Join(err, os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte(accounting), 0))
 	})
 	if err != nil {
@@ -107,6 +126,11 @@ func (c *client) measureDetail(
 		took[figure] = time.Since(start)
 	}
 	timed("first Sync", func() error { return p.Sync(b.Context(), s) })
+	end := func() {}
+	if d.observes {
+		end = observe(b, c.bed, p)
+	}
+	defer func() { end() }()
 	for range 3 {
 		all, e := c.slice()
 		err = errors.Join(err, e)
@@ -128,9 +152,46 @@ func (c *client) measureDetail(
 			took["request"] = all[len(all)/2]
 		}
 	}
+	end()
 	timed("Counters", func() error { _, _ = p.Counters(b.Context()); return nil })
 	timed("full audit", func() error { _, err := p.Audit(b.Context(), s, dataplane.Full); return err })
 	return took, err
+}
+
+// observe has the kernel tell what becomes of connections, as the engine does, until end is called, once or more.
+func observe(b *testing.B, bed *testbed.Bed, p dataplane.Dataplane) (end func()) {
+	b.Helper()
+	var watch *outcomes.Watch
+	err := bed.Do(testbed.Node, func() (err error) {
+		watch, err = outcomes.Open()
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	const interval = 200 * time.Millisecond
+	ctx, cancel := context.WithCancel(b.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for next := time.NewTicker(interval); ; {
+			ignore := func(model.Outcome) {}
+			if err := errors.Join(watch.Take(false, ignore), p.Outcomes(ctx, false, ignore)); err != nil && ctx.Err() == nil {
+				b.Error(err)
+			}
+			select {
+			case <-ctx.Done():
+				next.Stop()
+				return
+			case <-next.C:
+			}
+		}
+	}()
+	return sync.OnceFunc(func() {
+		cancel()
+		<-ended
+		_ = watch.Close()
+	})
 }
 
 func reportDetails(b *testing.B, figures map[string]map[string]Series) {

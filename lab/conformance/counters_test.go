@@ -68,7 +68,7 @@ type counted struct {
 	affinity  bool // it tells those of a pool with affinity by backend
 	detail    dataplane.Detail
 	byReason  bool // it tells refusals by their reason alone
-	noTraffic bool // packets and bytes are not counted, or those of what passes its programs at devices
+	payload   bool // it counts bytes without headers
 }
 
 // TestCounters compares what each plane counts with what the backends have answered, and clients were refused.
@@ -99,7 +99,7 @@ func testCounters(t *testing.T, p successor, d dataplane.Detail) {
 		memories: memories{t, countedBed(t), p.open, s}, served: map[string]uint64{}, refused: map[string]uint64{},
 		inProcess: p.name == "ebpf" || p.name == "userspace", affinity: p.name != "ipvs",
 		detail: d, byReason: p.name == "userspace" || strings.HasPrefix(p.name, "iptables"),
-		noTraffic: p.name == "ebpf" || d != dataplane.PerBackend,
+		payload: p.name == "userspace",
 	}
 	must(t, c.bed.Do(testbed.Node, func() error {
 		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0)
@@ -151,11 +151,11 @@ func (c *counted) checkCapture(seen *capture) {
 	if !maps.Equal(captured, c.served) {
 		c.Errorf("captured\n%v, counted\n%v", captured, c.served)
 	}
-	if c.noTraffic {
+	if c.detail != dataplane.PerBackend {
 		return
 	}
 	arriving := seen.traffic
-	if c.inProcess {
+	if c.payload {
 		arriving = seen.payload
 	}
 	eventually.Nil(c.T, "packets and bytes", func() error {

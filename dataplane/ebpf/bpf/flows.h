@@ -21,6 +21,7 @@
 
 #include "outcomes.h"
 #include "packet.h"
+#include "traffic.h"
 
 // Times are in 2^20 ns, about a millisecond. What is longer ago than 49 days is not known.
 enum ticks { TICKS = 954 /* per second */ };
@@ -100,33 +101,6 @@ struct activity {
 };
 
 struct activity live SEC(".data.activity");
-
-// What has passed between clients and a backend. It is added to once in a second for each flow, so that processors
-// share it.
-struct traffic_key {
-	__u64 pool; // its name
-	struct endpoint backend;
-	__u32 pad;
-};
-
-enum direction {
-	TO_BACKEND,
-	TO_CLIENT,
-	DIRECTIONS,
-};
-GO(direction);
-
-struct traffic {
-	__u64 packets[DIRECTIONS];
-	__u64 bytes[DIRECTIONS];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1);
-	__type(key, struct traffic_key);
-	__type(value, struct traffic);
-} traffic SEC(".maps");
 
 // What a flow is at, and for how many seconds it may be silent at that. The seconds are set when the programs are
 // loaded, because others look for flows that are over, too.
@@ -210,7 +184,6 @@ static __always_inline __u32 patience_at(enum phase at)
 
 // Not on the stack, of which a chain of functions has 512 bytes.
 static const __u32 only = 0; // key of the only element of a table
-static const struct traffic no_traffic;
 
 // Which keys the table has, in a byte for each by a hash: most packets are of no flow, and to find that out in the table
 // takes ten times as long. Every key in the table is noted in the list that is in force. So programs note a key in both
@@ -449,26 +422,16 @@ static __always_inline bool believed(const struct packet *p, const struct transl
 	return is_near(own, p->seq);
 }
 
-// book adds what has passed to the traffic of a flow's backend.
+// book adds what has passed to the traffic of a flow's backend, once in a second, so that processors share it.
 static __noinline int book(struct translation *t, const struct translation *flow, enum direction way)
 {
-	if (!t || !flow || way >= DIRECTIONS)
+	if (!t || !flow)
 		return 0;
 	struct traffic_key key = {.pool = flow->pool, .backend = flow->dst};
-	struct traffic *sum = bpf_map_lookup_elem(&traffic, &key);
-	__u64 bytes = t->bytes;
-	__u32 packets = t->packets;
 
+	add_traffic(&key, way, t->packets, t->bytes);
 	t->bytes = 0;
 	t->packets = 0;
-	if (!sum) {
-		bpf_map_update_elem(&traffic, &key, &no_traffic, BPF_NOEXIST);
-		sum = bpf_map_lookup_elem(&traffic, &key);
-	}
-	if (!sum)
-		return 0;
-	__sync_fetch_and_add(&sum->packets[way], packets);
-	__sync_fetch_and_add(&sum->bytes[way], bytes);
 	return 0;
 }
 

@@ -8,10 +8,12 @@
 //   recvmsg     ─► backend to service: programs compare where an answer comes from
 //   getpeername ─► backend to service
 //   close       ─► the socket's place is free
+//   packets     ─► are counted for the backend, if the agent wants that
 //
 // The last programs here learn the outcomes of TCP connections from the kernel's tracing.
 #include "balance.h"
 #include "outcomes.h"
+#include "traffic.h"
 
 #define AF_INET 2
 #define ETIMEDOUT 110
@@ -29,6 +31,7 @@ const volatile bool alone;	       // nobody serves packets: what is not forwarde
 const volatile __u32 places;	       // how many there are for connected sockets, less one: a power of two
 const volatile bool only_node;	       // sockets of others pass
 const volatile bool node_alone;	       // nobody serves the node's own packets: likewise
+const volatile bool counts_traffic;    // programs count what sockets send and get, too
 const volatile bool has_set_retval;    // and with it another error than EPERM: Linux 5.18
 
 static __always_inline void load4(const struct bpf_sock_addr *ctx, struct endpoint *e)
@@ -269,6 +272,34 @@ static __always_inline void forget_service(struct bpf_sock_addr *ctx, __u64 cook
 		bpf_map_delete_elem(&flows, &back);
 }
 
+// For whose traffic a socket's packets count, until the kernel has no state of the socket. One of UDP that asks several
+// Services counts for the one that it asked last.
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct traffic_key);
+} counting SEC(".maps");
+
+static __noinline int count_for(struct bpf_sock_addr *ctx, const struct pool *p, const struct endpoint *backend)
+{
+	if (!counts_traffic || !p || !backend)
+		return 0;
+	struct traffic_key key = {.pool = p->name, .backend = *backend};
+	struct traffic_key *own = bpf_sk_storage_get(&counting, ctx->sk, &key, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (own)
+		*own = key;
+	return 0;
+}
+
+static __noinline int count_no_more(struct bpf_sock_addr *ctx)
+{
+	if (counts_traffic)
+		bpf_sk_storage_delete(&counting, ctx->sk);
+	return 0;
+}
+
 // connected translates the address of a connection.
 static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint *to, bool *changed)
 {
@@ -280,6 +311,7 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 
 	if (verdict == PASS) {
 		unexpect(ctx, cookie, to);
+		count_no_more(ctx);
 		return ALLOWED;
 	}
 	if (verdict != FORWARD)
@@ -293,6 +325,7 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 	peer.backend = *to;
 	if (!remember(ctx, cookie, netns, &peer))
 		expect(cookie, to, &peer.service, true);
+	count_for(ctx, pool, to);
 	*changed = true;
 	return ALLOWED;
 }
@@ -393,6 +426,7 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 
 	if (verdict == PASS) {
 		forget_service(ctx, cookie, to);
+		count_no_more(ctx);
 		return ALLOWED;
 	}
 	if (verdict != FORWARD)
@@ -403,6 +437,7 @@ static __always_inline int sent(struct bpf_sock_addr *ctx, struct endpoint *to, 
 	if (!had(ctx, rows, cookie, number, to, &backend) && !assign(ctx, rows, &forth, netns, number, &backend))
 		return refuse(REJECT);
 	*to = backend;
+	count_for(ctx, pool_at(rows, number), to);
 	*changed = true;
 	return ALLOWED;
 }
@@ -459,6 +494,29 @@ TRANSLATE_BACK(recvmsg, 4)
 TRANSLATE_BACK(recvmsg, 6)
 TRANSLATE_BACK(getpeername, 4)
 TRANSLATE_BACK(getpeername, 6)
+
+// pass counts a packet of a socket, and lets it pass. A large one that the device cuts counts as its parts.
+static __always_inline int pass(struct __sk_buff *skb, enum direction way)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
+	struct traffic_key *own = sk ? bpf_sk_storage_get(&counting, sk, 0, 0) : NULL;
+
+	if (own)
+		add_traffic(own, way, skb->gso_segs ? skb->gso_segs : 1, skb->len);
+	return ALLOWED;
+}
+
+SEC("cgroup_skb/egress")
+int sends(struct __sk_buff *skb)
+{
+	return pass(skb, TO_BACKEND);
+}
+
+SEC("cgroup_skb/ingress")
+int gets(struct __sk_buff *skb)
+{
+	return pass(skb, TO_CLIENT);
+}
 
 SEC("cgroup/sock_release")
 int closed(struct bpf_sock *ctx)

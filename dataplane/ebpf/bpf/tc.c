@@ -209,6 +209,18 @@ static __noinline int left(const struct translation *flow, const struct meeting 
 	       membership(m->rows, &flow->dst, number) == STRANGER;
 }
 
+// book_back adds what has come back for a flow.
+static __noinline int book_back(const struct packet *p, const struct translation *flow)
+{
+	if (!p || !flow)
+		return 0;
+	struct translation *back = back_of(flow, p->tuple.protocol);
+
+	if (back && back->packets)
+		book(back, flow, TO_CLIENT);
+	return 0;
+}
+
 // use notes that a flow is used.
 static __always_inline void use(const struct packet *p, struct translation *flow, __u32 now)
 {
@@ -242,6 +254,8 @@ static __always_inline void use(const struct packet *p, struct translation *flow
 		prove(p, flow);
 	flow->last = now;
 	book(flow, flow, TO_BACKEND);
+	if (p->is & RESETS) // no answer follows that would do it
+		book_back(p, flow);
 }
 
 // rests says whether a flow was silent for so long that what follows from it is to be made again.
