@@ -123,7 +123,8 @@ func (n *node) receiveSCTP(fd int) string {
 }
 
 // TestSCTP_portAgain: two clients are served from the same port of the plane, one after the other. The backend sees
-// each one's own address, although connection tracking still knows the flow of the first.
+// each one's own address, although connection tracking still knows the flow of the first. It ends each association, of
+// which the client learns, and the port is free although the client keeps its socket.
 func TestSCTP_portAgain(t *testing.T) {
 	if !testbed.HasProtocol(model.SCTP) {
 		vm.Replay(t, "SCTP", "^"+t.Name()+"$")
@@ -135,10 +136,13 @@ func TestSCTP_portAgain(t *testing.T) {
 	if err := unix.Listen(listener, 1); err != nil {
 		t.Fatal(err)
 	}
-	short := unix.NsecToTimeval((2 * time.Second).Nanoseconds()) // of a busy machine
-	if err := unix.SetsockoptTimeval(listener, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &short); err != nil {
-		t.Fatal(os.NewSyscallError("setsockopt", err))
+	wait := func(fd int, most time.Duration) {
+		timeout := unix.NsecToTimeval(most.Nanoseconds())
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+			t.Fatal(os.NewSyscallError("setsockopt", err))
+		}
 	}
+	wait(listener, 2*time.Second) // of a busy machine
 	n.sync("sctp", "10.244.1.11:7777")
 	for _, from := range []struct {
 		place testbed.Place
@@ -146,7 +150,7 @@ func TestSCTP_portAgain(t *testing.T) {
 	}{{"client", [4]byte{10, 244, 1, 20}}, {"pod-b", [4]byte{10, 244, 2, 13}}, {"client", [4]byte{10, 244, 1, 20}}} {
 		eventually.Nil(t, "the port is free again", func() error {
 			client := n.sctpSocket(from.place, from.at, 0)
-			defer func() { _ = unix.Shutdown(client, unix.SHUT_RDWR) }() // fails only if it is not connected
+			wait(client, eventually.Patience())
 			if err := unix.Connect(client, &unix.SockaddrInet4{Addr: [4]byte{10, 96, 0, 10}, Port: 80}); err != nil {
 				return os.NewSyscallError("connect", err)
 			}
@@ -154,7 +158,10 @@ func TestSCTP_portAgain(t *testing.T) {
 			if err != nil {
 				return os.NewSyscallError("accept", err)
 			}
-			defer unix.Close(backend)
+			unix.Close(backend)
+			if size, _, err := unix.Recvfrom(client, make([]byte, 1), 0); size != 0 || err != nil {
+				t.Errorf("the client gets %d bytes, %v", size, err)
+			}
 			if saw := peer.(*unix.SockaddrInet4).Addr; saw != from.at {
 				t.Errorf("the backend sees %v, not %v", saw, from.at)
 			}

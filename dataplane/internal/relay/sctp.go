@@ -98,13 +98,15 @@ func streamsOf(a *socket.Conn) (in, out uint16, err error) {
 }
 
 // passSCTP passes messages on in one direction, and its end. SCTP knows no half-open associations: when one side has
-// shut its own down, what is on its way still arrives. An error ends both by an abort.
+// shut its own down, what it has sent still arrives, and it takes nothing any more. So the other direction ends, too: a
+// socket that was shut down here is not told when the association is over. An error ends both by an abort.
 func (p *Proxy) passSCTP(to, from *socket.Conn, c *connection, sum *socket.Sum) {
 	err := p.copySCTP(to, from, c, sum)
 	switch {
 	case err == nil:
 		c.HalfClose()
 		_ = to.CloseWrite() // it may be over
+		_ = to.SetReadDeadline(time.Now())
 	case c.HalfClosed(): // the other side has ended it, and does not take anything any more
 	default:
 		to.Reset()
@@ -128,6 +130,9 @@ func (p *Proxy) copySCTP(to, from *socket.Conn, c *connection, sum *socket.Sum) 
 	}
 	for {
 		_ = from.SetReadDeadline(p.copier.Deadline(&c.Activity)) // fails only if it is closed
+		if c.HalfClosed() {
+			return nil
+		}
 		err := p.pass(to, from, c, sum)
 		switch {
 		case errors.Is(err, io.EOF):
