@@ -275,7 +275,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		AuditInterval:   s.AuditInterval,
 		ExternalChanges: d.node.changes(),
 		MaxRest:         s.MaxRest,
-		Outcomes:        d.outcomes(),
+		Connect:         d.node.connector(),
 		ResetOrphans:    s.ResetOrphans,
 		HealthAddress:   s.HealthAddress,
 		Health:          map[string]http.Handler{drain.Path: d.drain},

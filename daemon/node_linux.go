@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"reflect"
@@ -30,8 +31,7 @@ type node struct {
 	external  *external.Watch
 	why       atomic.Pointer[reason] // the plane was chosen; nil: mode auto has not chosen any
 	network   namespace.Namespace    // in which the process serves
-	outcomes  outcomeWatch
-	measured  sync.WaitGroup // the removal of namespaces and processes after measuring
+	measured  sync.WaitGroup         // the removal of namespaces and processes after measuring
 }
 
 // openNode has the kernel report external changes. Where it does not, the next audit finds them.
@@ -59,11 +59,23 @@ func (n *node) close() (err error) {
 	if n.external != nil {
 		n.external.Close()
 	}
-	n.outcomes.close()
 	return errors.Join(err, n.network.Close())
 }
 
 func (n *node) changes() <-chan dataplane.ExternalChange { return n.external.Changes() }
+
+// connector is for the engine. The sockets belong to the node's network namespace.
+func (n *node) connector() func(context.Context, netip.AddrPort) bool {
+	return func(ctx context.Context, backend netip.AddrPort) bool {
+		return nil == n.network.Do(func() error {
+			conn, err := new(net.Dialer).DialContext(ctx, "tcp", backend.String())
+			if err == nil {
+				err = conn.Close()
+			}
+			return err
+		})
+	}
+}
 
 // planeBegins is called when it is not known what planes have in the kernel, and planeCleared when only one has.
 func (n *node) planeBegins()                     { n.successor.excluded.all() }

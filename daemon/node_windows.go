@@ -5,11 +5,11 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net/netip"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/handover"
-	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -25,14 +25,14 @@ func (*Daemon) takeOver(context.Context)                        {}
 func (*Daemon) takeOverOnce(context.Context) error              { return nil }
 func (*node) close() error                                      { return nil }
 func (*node) changes() <-chan dataplane.ExternalChange          { return nil }
-func (*Daemon) outcomes() engine.Outcomes                       { return nil }
-func (*Daemon) changeOutcomes(*config.Config)                   {}
 func (*node) planeBegins()                                      {}
 func (*node) planeCleared(*handover.Plane)                      {}
 func (*Daemon) whyServes(string) string                         { return "" }
 func (*Daemon) atStart(c *config.Config) (planeSettings, error) { return planeIn(c), nil }
 func (*Daemon) wanted(c *config.Config) planeSettings           { return planeIn(c) }
 func (d *Daemon) requested() planeSettings                      { return d.planeSettings }
+
+func (*node) connector() func(context.Context, netip.AddrPort) bool { return nil }
 
 func (*Daemon) chooser() func(context.Context, *model.State) (*handover.Plane, error) { return nil }
 

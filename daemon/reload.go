@@ -90,7 +90,6 @@ func (d *Daemon) change(ctx context.Context, c *config.Config) error {
 	d.logSettings(changes, n)
 	d.replace(ctx, n)
 	d.changeNode(old, c)
-	d.changeOutcomes(c)
 	_ = d.listen(ctx) // it is tried again
 	d.takeOver(ctx)
 	return nil

@@ -96,12 +96,12 @@ type Observed interface {
 	// made them. Else they begin when this process first calls Sync, those of refused connections when the node starts.
 	// The error wraps errors.ErrUnsupported if the plane counts nothing.
 	Counters(ctx context.Context) (Counters, error)
-	// Outcomes calls f with connections of which the plane has heard since the last call that they failed, and, if it is
-	// asked to, that they were answered. The plane tells of connections that it makes itself, and of sockets. Package
-	// outcomes tells of those that the kernel translates.
+	// Outcomes calls f with connections of which it was heard since the last call that they failed, and, if it is asked
+	// to, that they were answered. f is nil: nothing is asked from now on.
 	Outcomes(ctx context.Context, answered bool, f func(model.Outcome)) error
 	// ResetOrphans resets open connections of TCP to backends that are gone, if these have not acknowledged for some
-	// seconds what they were sent. It returns how many it has found since the last call. It may go on after the call.
+	// seconds what they were sent. It returns how many it has found since the last call. It may go on after the call, and
+	// rest where it takes long.
 	ResetOrphans(ctx context.Context, gone Gone) (int, error)
 	// Describe says whose the kernel objects are, where their names do not: a line for each object as the tool that lists
 	// them names it. It asks no kernel.

@@ -41,9 +41,9 @@ func (e *Engine) ConfigureWith(ctx context.Context, s Settings, other func() err
 		err = other()
 	}
 	if err == nil {
-		err = e.order(ctx, func(context.Context, View) error {
+		err = e.order(ctx, func(ctx context.Context, _ View) error {
 			used = true
-			return e.configure(s, control)
+			return e.configure(ctx, s, control)
 		})
 	}
 	if control != nil && !used {
@@ -60,7 +60,7 @@ func (e *Engine) prepare(s Settings) (*controlServer, error) {
 	return e.serveControl(s.ControlSocket)
 }
 
-func (e *Engine) configure(s Settings, control *controlServer) error {
+func (e *Engine) configure(ctx context.Context, s Settings, control *controlServer) error {
 	if control != nil {
 		e.control.close()
 		e.control = control
@@ -71,7 +71,11 @@ func (e *Engine) configure(s Settings, control *controlServer) error {
 	e.checks.file.use(s.HealthFile)
 	e.checks.move(s.HealthAddress, e.options.Log)
 	e.again = true
-	return e.options.Table.Configure(s.Table) // which has been found valid
+	err := e.options.Table.Configure(s.Table) // which has been found valid
+	if !e.options.Table.Judges() {
+		_ = e.options.Plane.Outcomes(ctx, false, nil) // to close what is open does not fail
+	}
+	return err
 }
 
 // setTimes sets what both New and Configure may. A rest must not look like a plane that fails.

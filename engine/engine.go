@@ -19,6 +19,8 @@ import (
 	"net/netip"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/defect"
 	"fairlead.dev/fairlead/model"
@@ -47,8 +49,9 @@ type Options struct {
 	// MaxRest is how long a change may have to wait at most because programming the last ones of its namespace took
 	// much processor time; 0: it never has to. Where programming is quick no change ever waits.
 	MaxRest time.Duration
-	// Outcomes tells what became of connections that the kernel translates. nil: backends are not judged.
-	Outcomes Outcomes
+	// Connect reports whether a backend accepts a connection of TCP from this node. It is called by many goroutines. nil:
+	// backends are not judged.
+	Connect func(ctx context.Context, backend netip.AddrPort) bool
 	// ResetOrphans has open connections reset whose backend is gone and does not acknowledge what it was sent.
 	ResetOrphans bool
 	// HealthTimeout is how long a change may wait to be programmed before /healthz says so; 0: one
@@ -157,7 +160,7 @@ func New(o Options) *Engine {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Once {
-		o.HealthAddress, o.ControlSocket, o.Outcomes = netip.AddrPort{}, "", nil
+		o.HealthAddress, o.ControlSocket, o.Connect = netip.AddrPort{}, "", nil
 	}
 	o.HealthTimeout = orDefault(o.HealthTimeout, healthTimeout)
 	if o.Observer == nil {
@@ -184,6 +187,7 @@ func New(o Options) *Engine {
 		edited:      said.Share{Words: 2 * maxEdits, While: time.Minute},
 		lastChanges: map[string]LastChange{},
 		problems:    newProblems(),
+		looks:       looks{asked: make(chan asked, maxAsks)},
 		orphans:     orphans{gone: dataplane.Gone{}},
 	}
 	e.queue = e.newQueue()
@@ -206,7 +210,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 	keeping, stop := context.WithCancel(ctx)
 	defer stop()
-	e.checks.running.Go(func() { e.checks.file.keep(keeping) })
+	e.checks.running.Go(func() { wait.UntilWithContext(keeping, e.checks.file.confirm, time.Second) })
 	e.pull = func(s source.Source) *inbox { return openInbox(ctx, s, e.arrived) }
 	e.inbox = e.pull(e.options.Source)
 	defer func() { e.inbox.close() }() // Replace may have replaced it
@@ -260,7 +264,7 @@ func (e *Engine) turn(ctx context.Context) error {
 	e.learn(ctx)
 	change := e.take(e.release())
 	if e.options.ResetOrphans {
-		e.orphans.follow(&change, e.state)
+		e.orphans.follow(&change)
 	}
 	err := e.program(ctx, change)
 	e.save(ctx)
@@ -271,7 +275,7 @@ func (e *Engine) turn(ctx context.Context) error {
 	if len(e.cost.shares) > 0 && e.round.Verb == Applied {
 		e.pace.took(&e.cost)
 	}
-	if !e.options.Once && e.checks.follow(e.state, e.options.Log) {
+	if !e.options.Once && e.checks.follow(e.state.Health, e.options.Log) {
 		e.again = true
 	}
 	e.observe(err)

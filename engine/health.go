@@ -99,8 +99,7 @@ func (e *Engine) newChecks() *checks {
 
 // follow opens and closes servers so that they are those of the rows. It returns true if it has left some to the next
 // round.
-func (c *checks) follow(s *model.State, log *slog.Logger) (more bool) {
-	rows := s.Health
+func (c *checks) follow(rows map[netip.AddrPort]model.Health, log *slog.Logger) (more bool) {
 	if c.file.takes(rows) {
 		rows = nil
 	}

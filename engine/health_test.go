@@ -119,7 +119,7 @@ func TestChecks_followRows(t *testing.T) {
 	state := model.NewState()
 	state.Health[a] = model.Health{Service: "shop/web", Local: 2}
 	state.Health[b] = model.Health{Service: "shop/db", Local: 0}
-	e.checks.follow(state, log)
+	e.checks.follow(state.Health, log)
 	defer e.checks.close()
 
 	if body, _ := get(t, "http://"+a.String(), 503); body["serviceProxyHealthy"] != false {
@@ -139,7 +139,7 @@ func TestChecks_followRows(t *testing.T) {
 
 	state.Health[b] = model.Health{Service: "shop/db", Local: 1}
 	delete(state.Health, a)
-	e.checks.follow(state, log)
+	e.checks.follow(state.Health, log)
 	get(t, "http://"+b.String(), 200)
 	if conn, err := net.Dial("tcp", a.String()); err == nil {
 		conn.Close()
@@ -160,7 +160,7 @@ func TestChecks_portInUse(t *testing.T) {
 	state := model.NewState()
 	state.Health[at] = model.Health{Service: "shop/web", Local: 1}
 	for range 3 {
-		e.checks.follow(state, slog.New(slog.NewTextHandler(&log, nil)))
+		e.checks.follow(state.Health, slog.New(slog.NewTextHandler(&log, nil)))
 	}
 	defer e.checks.close()
 	if n := strings.Count(log.String(), at.String()+": bind: "+inUse.Error()); n != 1 {
@@ -168,7 +168,7 @@ func TestChecks_portInUse(t *testing.T) {
 	}
 	occupied.Close()
 	eventually.True(t, "the server is opened", func() bool {
-		e.checks.follow(state, slog.New(slog.DiscardHandler))
+		e.checks.follow(state.Health, slog.New(slog.DiscardHandler))
 		return e.checks.servers[at] != nil
 	})
 	get(t, "http://"+at.String(), 200)
@@ -196,7 +196,7 @@ func TestChecks_manyInUse(t *testing.T) {
 		}
 		follow := func() bool {
 			before := attempts
-			more := e.checks.follow(state, slog.New(said.Bounded(slog.NewTextHandler(&log, nil))))
+			more := e.checks.follow(state.Health, slog.New(said.Bounded(slog.NewTextHandler(&log, nil))))
 			most = max(most, attempts-before)
 			return more
 		}

@@ -30,11 +30,10 @@ type HealthFile struct {
 
 // healthRecord is what is in the file.
 type healthRecord struct {
-	MaxAge  time.Duration `json:"maxAge"`
-	Healthy bool          `json:"healthy"`
-	Rows    string        `json:"rows"` // of State.Health
-	written time.Time
-	file    os.FileInfo // that was read
+	MaxAge  time.Duration                   `json:"maxAge"`
+	Healthy bool                            `json:"healthy"`
+	Written time.Time                       `json:"written"`
+	Rows    map[netip.AddrPort]model.Health `json:"rows"`
 }
 
 // healthWriter writes the file when something changed, and often enough that it counts.
@@ -45,8 +44,8 @@ type healthWriter struct {
 	mu      sync.Mutex
 	file    HealthFile
 	rows    map[netip.AddrPort]model.Health // nil: not known yet
-	text    string                          // of rows
-	last    healthRecord
+	healthy bool                            // as is written
+	written time.Time                       // zero: the file has something else
 	failure said.Condition
 }
 
@@ -57,74 +56,56 @@ func (w *healthWriter) use(f HealthFile) {
 	if w.file.Path != f.Path && w.file.Path != "" {
 		_ = os.Remove(w.file.Path)
 	}
-	w.file, w.last = f, healthRecord{}
+	w.file, w.written = f, time.Time{}
 }
 
 // takes reports whether there is a responder, and gives it rows.
 func (w *healthWriter) takes(rows map[netip.AddrPort]model.Health) bool {
 	w.mu.Lock()
-	if w.file.Path == "" {
-		w.mu.Unlock()
-		return false
-	}
-	if w.rows == nil || !maps.Equal(w.rows, rows) {
-		s := model.NewState()
-		maps.Copy(s.Health, rows)
-		w.rows, w.text = s.Health, s.String()
+	is := w.file.Path != ""
+	if is && (w.rows == nil || !maps.Equal(w.rows, rows)) {
+		w.rows, w.written = maps.Clone(rows), time.Time{}
 	}
 	w.mu.Unlock()
-	w.confirm()
-	return true
-}
-
-// keep confirms the file until ctx ends.
-func (w *healthWriter) keep(ctx context.Context) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			w.confirm()
-		case <-ctx.Done():
-			return
-		}
+	if is {
+		w.confirm(context.Background())
 	}
+	return is
 }
 
 // confirm writes the file unless what is in it counts for long.
-func (w *healthWriter) confirm() {
+func (w *healthWriter) confirm(context.Context) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	status, healthy := w.health()
 	if w.file.Path == "" || w.rows == nil || status.LastProgrammed.IsZero() {
 		return
 	}
-	r := healthRecord{MaxAge: w.file.MaxAge, Healthy: healthy, Rows: w.text, written: w.last.written}
-	if r == w.last && time.Since(r.written) < r.MaxAge/4 {
+	now := time.Now()
+	if healthy == w.healthy && now.Sub(w.written) < w.file.MaxAge/4 {
 		return
 	}
-	r.written = time.Now()
-	if err := r.write(w.file.Path); err != nil {
+	if err := (healthRecord{w.file.MaxAge, healthy, now, w.rows}).write(w.file.Path); err != nil {
 		if w.failure.Changed(err.Error()) {
 			w.log.Error("cannot tell the responder what to answer to health checks; trying again", "error", err)
 		}
 		return
 	}
-	w.last = r
+	w.healthy, w.written = healthy, now
 	w.failure.Cleared()
 }
 
 // write replaces the file. It has no secrets, and the responder is another user.
-func (r *healthRecord) write(path string) error {
+func (r healthRecord) write(path string) error {
 	text, err := json.Marshal(r)
-	if err != nil {
-		return err
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o755)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
+	if err == nil {
+		err = os.WriteFile(path+".new", text, 0o644)
 	}
-	if err := os.WriteFile(path+".new", text, 0o644); err != nil {
-		return err
+	if err == nil {
+		err = os.Rename(path+".new", path)
 	}
-	return os.Rename(path+".new", path)
+	return err
 }

@@ -16,7 +16,6 @@ import (
 type orphans struct {
 	gone    dataplane.Gone
 	at      time.Time // of the next look; zero: nothing is gone
-	rest    time.Time // no look is earlier
 	lost    time.Time // when a pool has lost a backend last
 	failure said.Condition
 }
@@ -24,26 +23,21 @@ type orphans struct {
 const (
 	goneFor = 20 * time.Minute
 	maxGone = 1 << 12
-	// Looks become rarer: a tenth of the time since the last loss is between two, within these bounds. A look takes long
-	// where many connections are tracked: they take a twentieth of the time at most.
-	minOrphanLook, maxOrphanLook, orphanShare = time.Second, 10 * time.Second, 20
+	// Looks become rarer: a tenth of the time since the last loss is between two, within these bounds.
+	minOrphanLook, maxOrphanLook = time.Second, 10 * time.Second
 )
 
-// follow notes the backends that pools have lost by a change to a State.
-func (o *orphans) follow(c *model.Change, s *model.State) {
+// follow notes the backends that pools have lost by a change.
+func (o *orphans) follow(c *model.Change) {
 	now := time.Now()
-	for id, before := range c.PoolsBefore {
-		for i := 0; before != nil && i < len(before.Backends); i++ {
-			b := before.Backends[i].AddrPort()
-			if _, stays := s.Pools[id].At(b); !stays && len(o.gone) < maxGone {
-				o.gone[b] = now.Add(goneFor)
-				o.lost = now
-			}
+	for _, b := range c.Lost() {
+		if len(o.gone) == maxGone {
+			return
 		}
-	}
-	next := later(now.Add(minOrphanLook), o.rest)
-	if o.lost.Equal(now) && (o.at.IsZero() || next.Before(o.at)) {
-		o.at = next
+		o.gone[b], o.lost = now.Add(goneFor), now
+		if next := now.Add(minOrphanLook); o.at.IsZero() || next.Before(o.at) {
+			o.at = next
+		}
 	}
 }
 
@@ -65,8 +59,8 @@ func (e *Engine) resetOrphans(ctx context.Context) {
 	}
 	var err error
 	e.round.Orphans, err = e.options.Plane.ResetOrphans(ctx, o.gone)
-	o.rest = now.Add(max(minOrphanLook, orphanShare*time.Since(now)))
-	if o.at = later(now.Add(min(now.Sub(o.lost)/10, maxOrphanLook)), o.rest); len(o.gone) == 0 {
+	o.at = now.Add(max(minOrphanLook, min(now.Sub(o.lost)/10, maxOrphanLook)))
+	if len(o.gone) == 0 {
 		o.at = time.Time{}
 	}
 	switch {

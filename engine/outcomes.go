@@ -2,8 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
-	"net/netip"
 	"time"
 
 	"fairlead.dev/fairlead/model"
@@ -11,22 +9,15 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// Outcomes tells what became of connections that the kernel translates, as package dataplane/outcomes does.
-type Outcomes interface {
-	// Take calls f with each connection that has failed since the last call and, if answers are asked for, with those
-	// that were answered.
-	Take(answers bool, f func(model.Outcome)) error
-	// Connect reports whether a backend accepts a connection of TCP from this node.
-	Connect(ctx context.Context, backend netip.AddrPort) bool
-}
-
 const (
 	// lookInterval is how often the Table learns outcomes. A client's kernel sends its first packet again after a second.
 	lookInterval = 200 * time.Millisecond
-	// lookSuspect is how often it does while a backend may be ejected: each refused client counts.
+	// lookSuspect is how often it does while the Table is eager.
 	lookSuspect = 50 * time.Millisecond
 	// lookAgain is how long it is not tried after an error.
 	lookAgain = 30 * time.Second
+	// lookStale is for how long it may be put off without what is told then being old.
+	lookStale = 5 * time.Second
 	// maxOutcomes bounds what the Table learns at once, so that changes do not wait for it.
 	maxOutcomes = 1 << 14
 	// maxAsks bounds how many connections to ejected backends are under way. The others wait for their turn.
@@ -38,10 +29,10 @@ const (
 // looks are the times at which the Table learns outcomes.
 type looks struct {
 	at      time.Time // the next one
+	last    time.Time
 	failure said.Condition
-	asks    []service.Ask // not under way yet
-	asking  int           // how many are
-	asked   chan asked    // holds maxAsks
+	asking  int        // how many connections of the agent are under way
+	asked   chan asked // holds maxAsks
 }
 
 // asked is what became of a connection to an ejected backend.
@@ -52,7 +43,7 @@ type asked struct {
 
 // learns reports whether the Table has to be told of outcomes or of the time.
 func (e *Engine) learns() bool {
-	return e.options.Outcomes != nil && (e.options.Table.Judges() || e.options.Table.Rises())
+	return e.options.Connect != nil && (e.options.Table.Judges() || e.options.Table.Rises())
 }
 
 // learn has the Table decide about backends by what became of clients' connections, and by the time.
@@ -66,16 +57,16 @@ func (e *Engine) learn(ctx context.Context) {
 		e.options.Table.Learn(now, nil)
 		return
 	}
-	answers := e.options.Table.Watches()
 	var all []model.Outcome
-	add := func(o model.Outcome) {
-		if len(all) < maxOutcomes {
+	stale := now.Sub(e.looks.last) > lookStale
+	e.looks.last = now
+	err := e.options.Plane.Outcomes(ctx, e.options.Table.Watches(), func(o model.Outcome) {
+		if !stale && len(all) < maxOutcomes {
 			all = append(all, o)
 		}
-	}
-	err := errors.Join(e.options.Outcomes.Take(answers, add), e.options.Plane.Outcomes(ctx, answers, add))
+	})
 	e.askBackends(ctx, now)
-	e.options.Table.Learn(now, all)
+	eager := e.options.Table.Learn(now, all)
 	switch {
 	case err != nil:
 		e.looks.at = now.Add(lookAgain)
@@ -83,7 +74,7 @@ func (e *Engine) learn(ctx context.Context) {
 			e.options.Log.Warn("cannot see which connections to backends fail; trying again", "error", err, "retry", lookAgain)
 		}
 		return
-	case e.options.Table.Ejects():
+	case eager:
 		e.looks.at = now.Add(lookSuspect)
 	}
 	e.looks.failure.Cleared()
@@ -92,22 +83,17 @@ func (e *Engine) learn(ctx context.Context) {
 // askBackends connects to backends whose ejection has lasted its time, and lets the Table know.
 func (e *Engine) askBackends(ctx context.Context, now time.Time) {
 	l := &e.looks
-	if l.asked == nil {
-		l.asked = make(chan asked, maxAsks)
-	}
 	for len(l.asked) > 0 {
 		a := <-l.asked
 		l.asking--
 		e.options.Table.Asked(now, a.Ask, a.accepted)
 	}
-	l.asks = append(l.asks, e.options.Table.Asks()...)
-	for ; len(l.asks) > 0 && l.asking < maxAsks; l.asks = l.asks[1:] {
-		next := l.asks[0]
+	for _, next := range e.options.Table.Asks(maxAsks - l.asking) {
 		l.asking++
 		go func() {
 			limited, cancel := context.WithTimeout(ctx, askTimeout)
 			defer cancel()
-			l.asked <- asked{next, e.options.Outcomes.Connect(limited, next.Backend)}
+			l.asked <- asked{next, e.options.Connect(limited, next.Backend)}
 		}()
 	}
 }

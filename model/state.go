@@ -148,6 +148,37 @@ func (c Change) Empty() bool {
 	return c.Frontends.Empty() && c.Pools.Empty() && c.Guards.Empty() && c.Health.Empty() && c.Pods == nil
 }
 
+// Lost are the backends that pools had before the change, and have no more; once for each pool.
+func (c Change) Lost() (all []netip.AddrPort) {
+	lose := func(id PoolID, now Pool) {
+		was := c.PoolsBefore[id]
+		for i := 0; was != nil && i < len(was.Backends); i++ {
+			b := was.Backends[i].AddrPort()
+			if _, stays := now.At(b); !stays {
+				all = append(all, b)
+			}
+		}
+	}
+	for id, now := range c.Pools.Set.All() {
+		lose(id, now)
+	}
+	for _, id := range c.Pools.Delete {
+		lose(id, Pool{})
+	}
+	return all
+}
+
+// PoolsAt are those to which connections to an address and port go: those of clients elsewhere, and of the node itself.
+func (s *State) PoolsAt(p Protocol, to netip.AddrPort) (pools []PoolID) {
+	key := Key{Addr: to.Addr(), Port: to.Port(), Protocol: p}
+	for _, key.Scope = range []Scope{Any, Internal} {
+		if f := s.Frontends[key]; f.Verdict == Forward {
+			pools = append(pools, f.Pool)
+		}
+	}
+	return pools
+}
+
 // Whole is the change that leads to s from a State without rows.
 func (s *State) Whole() Change {
 	return Change{

@@ -1,4 +1,5 @@
-// Package plugin has what a person asks of running agents. Nothing of it runs unless it is asked for.
+// Package plugin has what a person, or a pod that ends, asks of running agents. Nothing of it runs unless it is asked
+// for.
 //
 //	on the node                                          from anywhere
 //	fairlead status, why, …                              kubectl fairlead status, why, …
@@ -14,18 +15,19 @@ import "github.com/spf13/cobra"
 // Commands are those of the program fairlead.
 func Commands() []*cobra.Command {
 	return []*cobra.Command{
-		explainCommand(),  // why does a packet go where it goes?
-		traceCommand(),    // does a real one go there?
-		dumpCommand(),     // the rows.
-		statusCommand(),   // how the agent does.
-		auditCommand(),    // what in the kernel is not as it should be.
-		servicesCommand(), // where each Service is reached, its endpoints and connections.
-		topCommand(),      // the same live.
-		whyCommand(),      // which step fails between a Service and its backends?
-		probeCommand(),    // do endpoints answer?
-		monitorCommand(),  // what happens: changes, backends, connections.
-		reportCommand(),   // an archive for a bug report.
-		uiCommand(),       // a page that shows what the agent does.
-		switchCommand(),   // another data plane for the agent.
+		explainCommand(),     // why does a packet go where it goes?
+		traceCommand(),       // does a real one go there?
+		dumpCommand(),        // the rows.
+		statusCommand(),      // how the agent does.
+		auditCommand(),       // what in the kernel is not as it should be.
+		servicesCommand(),    // where each Service is reached, its endpoints and connections.
+		topCommand(),         // the same live.
+		whyCommand(),         // which step fails between a Service and its backends?
+		probeCommand(),       // do endpoints answer?
+		monitorCommand(),     // what happens: changes, backends, connections.
+		reportCommand(),      // an archive for a bug report.
+		uiCommand(),          // a page that shows what the agent does.
+		switchCommand(),      // another data plane for the agent.
+		waitDrainedCommand(), // which nodes still send a pod new connections?
 	}
 }

@@ -11,12 +11,10 @@ import (
 // that were not ready before begin with a small share. The first that a Table knows of do not: after a restart all are
 // unknown, and where all are new none would have more than the others.
 func (t *Table) arrive(s *Service, id model.PoolID, candidates []candidate) {
-	if p := t.ports[id]; p != nil {
-		for at := range p.backends {
-			_, found := slices.BinarySearchFunc(candidates, at, func(c candidate, a netip.AddrPort) int { return c.Compare(a) })
-			if !found {
-				delete(p.backends, at)
-			}
+	for at := range t.ports[id] {
+		_, found := slices.BinarySearchFunc(candidates, at, func(c candidate, a netip.AddrPort) int { return c.Compare(a) })
+		if !found {
+			delete(t.ports[id], at)
 		}
 	}
 	if !s.slowly() {
@@ -41,8 +39,8 @@ func (t *Table) arrive(s *Service, id model.PoolID, candidates []candidate) {
 	}
 	p := t.port(id)
 	for _, at := range fresh {
-		if b := p.backends[at]; b == nil || b.level == fullLevel { // else it has failed, and has less than its share
-			p.backends[at] = &backendHealth{level: slowLevel, fresh: true}
+		if b := p[at]; b == nil || b.level == fullLevel { // else it has failed, and has less than its share
+			p[at] = &backendHealth{level: slowLevel, fresh: true}
 		}
 	}
 }
@@ -78,11 +76,9 @@ func (t *Table) forgetPresent(old, s *Service) {
 }
 
 // port finds or makes what is known of a Service's port.
-func (t *Table) port(id model.PoolID) *portHealth {
-	p := t.ports[id]
-	if p == nil {
-		p = &portHealth{backends: map[netip.AddrPort]*backendHealth{}}
-		t.ports[id] = p
+func (t *Table) port(id model.PoolID) portHealth {
+	if t.ports[id] == nil {
+		t.ports[id] = portHealth{}
 	}
-	return p
+	return t.ports[id]
 }

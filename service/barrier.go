@@ -8,16 +8,6 @@ import (
 // barrierAnnotation on a Service has each node confirm that endpoints which terminate get no new connections from it.
 const barrierAnnotation = "fairlead.dev/drain-barrier" // true or false
 
-func (c *serviceReader) barrier() {
-	switch text, ok := c.from.Annotations[barrierAnnotation]; {
-	case !ok, text == "false":
-	case text == "true":
-		c.to.Barrier = true
-	default:
-		c.add(annotation(barrierAnnotation), "%.40q is neither true nor false; false is assumed", text)
-	}
-}
-
 // Barrier is what a node confirms of the Services with that annotation.
 type Barrier struct {
 	Services int    // so many have it

@@ -131,16 +131,16 @@ type compiler struct {
 // port adds the rows of one port of the Service in the family of one of its ClusterIPs.
 func (c *compiler) port(p *Port, ip netip.Addr) {
 	c.candidates = c.view.gather(c.candidates[:0], p, c.slices, ip.Is4() != defect.Is(defect.ServiceFamily))
-	name := portName(c.service.Name, p.Name)
+	id := c.service.pool(p, ip)
 	if c.view.Arrive != nil {
-		c.view.Arrive(c.service, model.PoolID{Service: name, V6: ip.Is6()}, c.candidates)
+		c.view.Arrive(c.service, id, c.candidates)
 	}
-	s := choose(c.view, c.candidates, c.view.judge(c.service, name, ip))
+	s := choose(c.view, c.service, id, c.candidates)
 	c.inspect(&s)
 	if c.view.HNS != nil {
 		c.unsupported(p, &s)
 	}
-	pools := [2]model.PoolID{{Service: name, V6: ip.Is6()}, {Service: name, V6: ip.Is6(), Local: true}}
+	pools := [2]model.PoolID{id, {Service: id.Service, V6: id.V6, Local: true}}
 	var used [2]bool
 	c.addresses = c.service.addresses(c.addresses[:0], c.view, p, ip)
 	for _, e := range c.addresses {
@@ -151,7 +151,7 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 		allow := c.allow(e)
 		c.variants = c.service.variants(c.variants[:0], c.view, e)
 		for _, l := range c.variants {
-			row := model.Frontend{Service: name, Verdict: s.verdict(l.pool), Allow: allow, Kind: e.kind,
+			row := model.Frontend{Service: id.Service, Verdict: s.verdict(l.pool), Allow: allow, Kind: e.kind,
 				Kept: c.service.Preserve && e.kind == model.LoadBalancerIP && c.view.HNS != nil}
 			if row.Verdict == model.Forward {
 				row.Pool, row.SNAT, row.Hooked = pools[l.pool], l.snat, c.service.Hooked
@@ -202,6 +202,11 @@ func portName(service Name, port string) string {
 		return service.Namespace + "/" + service.Name
 	}
 	return service.Namespace + "/" + service.Name + ":" + port
+}
+
+// pool is the one with all endpoints of a port, in the family of an address.
+func (s *Service) pool(p *Port, ip netip.Addr) model.PoolID {
+	return model.PoolID{Service: portName(s.Name, p.Name), V6: ip.Is6()}
 }
 
 // rowOwner is the name of the Service that portName has named.

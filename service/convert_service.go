@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,8 +32,8 @@ func FromService(o *corev1.Service) (*Service, []Problem) {
 	c.affinity()
 	c.scheduler()
 	c.health()
-	c.barrier()
-	c.flowtable()
+	c.to.Barrier = c.word(barrierAnnotation, "false is assumed", "false", "true") == "true"
+	c.to.Hooked = c.word(flowtableAnnotation, "the setting flowtable holds", "off") == "off"
 	c.to.Preserve = o.Annotations[preserveAnnotation] == "true"
 	if c.to.Ignored = notOurs(o); c.to.Ignored != "" {
 		return c.to, nil
@@ -270,25 +271,25 @@ func (c *serviceReader) policies() {
 const failoverAnnotation = "fairlead.dev/external-failover-policy" // None or Passthrough
 
 func (c *serviceReader) externalFailover() {
-	switch text := c.from.Annotations[failoverAnnotation]; {
-	case text == "" || text == "None":
-	case text != "Passthrough":
-		c.add(annotation(failoverAnnotation), "%.40q is neither None nor Passthrough; None is assumed", text)
-	case !c.to.ExternalLocal:
+	passes := c.word(failoverAnnotation, "None is assumed", "None", "Passthrough") == "Passthrough"
+	if c.to.Passthrough = passes && c.to.ExternalLocal; passes && !c.to.ExternalLocal {
 		c.add(annotation(failoverAnnotation), "needs externalTrafficPolicy Local; it has no effect")
-	default:
-		c.to.Passthrough = true
 	}
 }
 
 // flowtableAnnotation has each packet of a Service's connections pass the hooks, where policies look at it.
 const flowtableAnnotation = "fairlead.dev/flowtable" // off, or what is configured
 
-func (c *serviceReader) flowtable() {
-	text, ok := c.from.Annotations[flowtableAnnotation]
-	if c.to.Hooked = text == "off"; ok && !c.to.Hooked {
-		c.add(annotation(flowtableAnnotation), "%.40q is not off; the setting flowtable holds", text)
+// word is that of an annotation, if it is one of some; empty: it is not.
+func (c *serviceReader) word(name, otherwise string, words ...string) string {
+	text, ok := c.from.Annotations[name]
+	if i := slices.Index(words, text); i >= 0 {
+		return words[i]
 	}
+	if ok {
+		c.add(annotation(name), "%.40q is not %s; %s", text, strings.Join(words, " or "), otherwise)
+	}
+	return ""
 }
 
 func (c *serviceReader) healthCheckNodePort(field string) uint16 {

@@ -53,6 +53,9 @@ type candidate struct {
 // takes reports whether the endpoint is ready for new connections.
 func (e *Endpoint) takes() bool { return e.Ready && e.Weight > 0 }
 
+// takes does so for a pool.
+func (c *candidate) takes(pool int) bool { return c.use[pool] == serves && c.endpoint.takes() }
+
 // draining reports whether the endpoint serves while it terminates.
 func (c *candidate) draining() bool {
 	return !c.endpoint.Ready && c.endpoint.Serving && c.endpoint.Terminating
@@ -118,9 +121,12 @@ type selection struct {
 	crowded    bool // so many do not answer that none of them is ejected
 }
 
-// choose decides what each endpoint is in each pool.
-func choose(v *View, candidates []candidate, known judgement) selection {
-	s := selection{candidates: candidates, hints: hints{node: v.Node, zone: v.Zone}, health: known}
+// choose decides what each endpoint of a Service's port is in each pool, of which id is one.
+func choose(v *View, service *Service, id model.PoolID, candidates []candidate) selection {
+	s := selection{candidates: candidates, hints: hints{node: v.Node, zone: v.Zone}}
+	if v.Judge != nil {
+		s.health = v.Judge(service, id)
+	}
 	for i := range candidates {
 		c := &candidates[i]
 		s.most = max(s.most, c.endpoint.Weight)
@@ -164,7 +170,7 @@ func (s *selection) fill(pool int, filter func(*candidate) use) {
 			continue
 		}
 		c.use[pool] = filter(c)
-		ready = ready || c.use[pool] == serves && c.endpoint.takes()
+		ready = ready || c.takes(pool)
 	}
 	s.eject(pool)
 	for i := range s.candidates {

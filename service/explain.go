@@ -140,8 +140,8 @@ func (x *explainer) frontend() {
 	if row.Allow != nil {
 		x.say("spec.loadBalancerSourceRanges has %s", x.packet.Source)
 	}
-	s := choose(&x.t.view, x.t.view.gather(nil, at.port, current(e.slices), at.Addr().Is4()),
-		x.t.view.judge(e.service, portName(e.service.Name, at.port.Name), at.Addr()))
+	s := choose(&x.t.view, e.service, e.service.pool(at.port, at.Addr()),
+		x.t.view.gather(nil, at.port, current(e.slices), at.Addr().Is4()))
 	pool := x.pool(e.service, at, &s)
 	for i := range s.candidates {
 		x.candidate(&s, i, pool)

@@ -1,9 +1,8 @@
 package service
 
 import (
-	"fmt"
+	"cmp"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -20,10 +19,7 @@ const (
 	HealthEject   HealthMode = "eject"   // a dead backend gets no new connections for a time
 )
 
-// HealthModes are all of them.
-func HealthModes() []HealthMode { return []HealthMode{HealthOff, HealthObserve, HealthEject} }
-
-// Health says when a backend is ejected, and when it comes back. It is compared.
+// Health says when a backend is ejected, and when it comes back. Package config knows the bounds. It is compared.
 type Health struct {
 	Mode     HealthMode    // empty: off
 	Failures int           // in a row, after which a backend is taken for dead
@@ -31,23 +27,6 @@ type Health struct {
 	Time     time.Duration // of the first ejection; each further one takes twice as long
 	MaxTime  time.Duration
 	Slow     time.Duration // from the first answer until the backend has its full share again
-}
-
-// Validate names the setting that is wrong.
-func (h Health) Validate() error {
-	switch {
-	case h.Mode != "" && !slices.Contains(HealthModes(), h.Mode):
-		return fmt.Errorf("mode: %q is none of off, observe, eject", h.Mode)
-	case h.Failures < 1 || h.Failures > 100:
-		return fmt.Errorf("failures: %d is not from 1 to 100", h.Failures)
-	case h.Floor < 1 || h.Floor > 100:
-		return fmt.Errorf("floorPercent: %d is not from 1 to 100", h.Floor)
-	case h.Time < time.Second || h.MaxTime < h.Time || h.MaxTime > time.Hour:
-		return fmt.Errorf("ejectionTime: %s to %s (maxEjectionTime) is not within 1s and 1h", h.Time, h.MaxTime)
-	case h.Slow < 0 || h.Slow > maxSlow:
-		return fmt.Errorf("slowStart: %s is not from 0s to %s", h.Slow, maxSlow)
-	}
-	return nil
 }
 
 // room is how many of a pool's ready backends may be ejected: the floor stays, and at least one.
@@ -66,13 +45,8 @@ const maxSlow = 4 * time.Minute
 
 // health reads them.
 func (c *serviceReader) health() {
-	if text, ok := c.from.Annotations[healthAnnotation]; ok {
-		if i := slices.Index(HealthModes(), HealthMode(text)); i >= 0 {
-			c.to.health = uint8(i + 1)
-		} else {
-			c.add(annotation(healthAnnotation), "%.40q is none of off, observe, eject; the configured one is used", text)
-		}
-	}
+	c.to.health = HealthMode(c.word(healthAnnotation, "the configured one is used",
+		string(HealthOff), string(HealthObserve), string(HealthEject)))
 	if text, ok := c.from.Annotations[slowAnnotation]; ok {
 		d, err := time.ParseDuration(strings.TrimSpace(text))
 		if err != nil || d < 0 || d > maxSlow {
@@ -85,9 +59,7 @@ func (c *serviceReader) health() {
 
 // of are the settings for a Service.
 func (h Health) of(s *Service) Health {
-	if s.health > 0 {
-		h.Mode = HealthModes()[s.health-1]
-	}
+	h.Mode = cmp.Or(s.health, h.Mode)
 	if s.slow > 0 {
 		h.Slow = time.Duration(s.slow-1) * time.Second
 	}
@@ -95,8 +67,9 @@ func (h Health) of(s *Service) Health {
 }
 
 // Learn takes in what became of connections, and the time. The next Update shows the decisions about backends. It
-// is called a few times a second. A namespace's outcomes concern its own Services only.
-func (t *Table) Learn(now time.Time, outcomes []model.Outcome) {
+// is called a few times a second, and more often while it reports that some may be ejected, so that each failure counts
+// at once. A namespace's outcomes concern its own Services only.
+func (t *Table) Learn(now time.Time, outcomes []model.Outcome) (eager bool) {
 	for i := range outcomes {
 		t.learn(now, &outcomes[i])
 	}
@@ -107,45 +80,32 @@ func (t *Table) Learn(now time.Time, outcomes []model.Outcome) {
 			delete(t.ports, id)
 			continue
 		}
-		if p.decide(now, t.options.Health.of(e.service)) {
+		h := t.options.Health.of(e.service)
+		if p.decide(now, h) {
 			t.decided = append(t.decided, named{e, owner})
 		}
-		if len(p.backends) == 0 {
+		if len(p) == 0 {
 			delete(t.ports, id)
 		}
+		eager = eager || h.Mode == HealthEject && p.hasFailed()
 	}
+	return eager
 }
 
-// learn finds the Service port of an outcome.
+// learn finds the Service port of an outcome: of the pools at its address, the one that has the backend, or had it.
 func (t *Table) learn(now time.Time, o *model.Outcome) {
-	id, ok := t.poolOf(o)
-	if !ok {
-		return
-	}
-	if t.ports[id] == nil && o.Result == model.Answered {
-		return
-	}
-	t.port(id).learn(now, o)
-}
-
-// poolOf names the pool through which a connection went, if it has the backend or has it ejected.
-func (t *Table) poolOf(o *model.Outcome) (id model.PoolID, ok bool) {
-	for _, scope := range []model.Scope{model.Any, model.Internal} {
-		key := model.Key{Addr: o.To.Addr(), Port: o.To.Port(), Protocol: o.Protocol, Scope: scope}
-		f, exists := t.state.Frontends[key]
-		if !exists || f.Verdict != model.Forward {
-			continue
-		}
-		id = f.Pool
+	for _, id := range t.state.PoolsAt(o.Protocol, o.To) {
+		_, has := t.state.Pools[id].At(o.Backend)
 		id.Local = false // both pools of a port judge together
-		if p := t.ports[id]; p != nil && p.backends[o.Backend] != nil {
-			return id, true
+		p := t.ports[id]
+		switch {
+		case !has && p[o.Backend] == nil:
+			continue
+		case p != nil || o.Result != model.Answered:
+			t.port(id).learn(now, o)
 		}
-		if _, ok := t.state.Pools[f.Pool].At(o.Backend); ok {
-			return id, true
-		}
+		return
 	}
-	return id, false
 }
 
 // Ask is a question of a Table: does a backend that is ejected, or is to be, accept a connection of TCP?
@@ -154,11 +114,11 @@ type Ask struct {
 	Backend netip.AddrPort
 }
 
-// Asks are the questions since it was last called. Asked takes each answer.
-func (t *Table) Asks() (all []Ask) {
+// Asks are new questions, so many at most. Asked takes each answer.
+func (t *Table) Asks(most int) (all []Ask) {
 	for id, p := range t.ports {
-		for at, b := range p.backends {
-			if b.ask {
+		for at, b := range p {
+			if b.ask && len(all) < most {
 				b.ask = false
 				all = append(all, Ask{id, at})
 			}
@@ -169,13 +129,9 @@ func (t *Table) Asks() (all []Ask) {
 
 // Asked takes in whether a backend has accepted a connection.
 func (t *Table) Asked(now time.Time, a Ask, accepted bool) {
-	p, e := t.ports[a.Port], t.entries[rowOwner(a.Port.Service)]
-	if p == nil || e == nil || e.service == nil {
-		return
-	}
-	b := p.backends[a.Backend]
+	b, e := t.ports[a.Port][a.Backend], t.entries[rowOwner(a.Port.Service)]
 	switch {
-	case b == nil:
+	case b == nil || e == nil || e.service == nil:
 	case b.level == 0 && accepted:
 		b.answered = true
 	case b.level > trialLevel && accepted:
@@ -200,17 +156,6 @@ func (t *Table) Judges() bool {
 func (t *Table) Watches() bool {
 	for _, p := range t.ports {
 		if p.hasFailed() {
-			return true
-		}
-	}
-	return false
-}
-
-// Ejects reports whether one of these may be ejected, so that each failure counts at once.
-func (t *Table) Ejects() bool {
-	for id, p := range t.ports {
-		e := t.entries[rowOwner(id.Service)]
-		if e != nil && e.service != nil && t.options.Health.of(e.service).Mode == HealthEject && p.hasFailed() {
 			return true
 		}
 	}

@@ -93,7 +93,7 @@ func (h *health) play(t *testing.T, seconds float64, script string) {
 			})
 		}
 		h.now = begin.Add(time.Duration(at * float64(time.Second)))
-		for _, ask := range h.table.Asks() { // answered as any client would be
+		for _, ask := range h.table.Asks(100) { // answered as any client would be
 			accepted := slices.ContainsFunc(lines, func(l line) bool {
 				return at >= l.from && at < l.to && (l.result == "answered" || l.result == "accepts") && ask.Backend.Addr() == backendAddr(l.backend)
 			})

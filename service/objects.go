@@ -27,7 +27,7 @@ type Service struct {
 	Affinity            time.Duration // ClientIP affinity's timeout; 0: none
 	HealthCheckNodePort uint16        // 0: none
 	Scheduler           Scheduler     // 0: the one that is configured
-	health              uint8         // a place in HealthModes, counted from 1; 0: as configured
+	health              HealthMode    // empty: as configured
 	slow                uint8         // seconds of slow start, and one more; 0: as configured
 	InternalLocal       bool          // internalTrafficPolicy: Local
 	ExternalLocal       bool          // externalTrafficPolicy: Local

@@ -3,7 +3,6 @@ package service
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"fairlead.dev/fairlead/model"
@@ -32,8 +31,6 @@ const (
 	fullLevel  = 16
 	trialLevel = 1
 	slowLevel  = 2
-	// maxClients is how many of the clients are remembered that failed at one backend.
-	maxClients = 4
 	// contradicted is for how long after an answer failures do not count. A client's answers are told once a second.
 	contradicted = 2 * time.Second
 	// maxAsked is how many connections of the agent in a row may fail before clients try.
@@ -47,49 +44,46 @@ const (
 
 // portHealth is what is known of the backends of a Service port, of one address family: only those that have failed,
 // or are new.
-type portHealth struct {
-	backends map[netip.AddrPort]*backendHealth
-	answers  [2]answer // the last ones of two different backends
-}
-
-// answer is that of a backend.
-type answer struct {
-	backend netip.AddrPort
-	at      time.Time
-}
+type portHealth map[netip.AddrPort]*backendHealth
 
 // backendHealth is what outcomes tell of one backend.
 type backendHealth struct {
-	level    uint8     // its share of new connections, in sixteenths
-	fresh    bool      // has not had its full share yet; no mode but eject takes away more than it lacks as a new one
-	failing  bool      // so many connections in a row that hints of zones do not count
-	failed   int       // connections since its last answer
-	refused  bool      // the last one of these
-	udp      bool      // and SCTP: silence alone says little
-	since    time.Time // the first one after its last answer
-	last     time.Time // likewise, or one that does not count
-	clients  []failedClient
+	failures
+	level    uint8         // its share of new connections, in sixteenths
+	fresh    bool          // has not had its full share yet; no mode but eject takes away more than it lacks as a new one
+	failing  bool          // so many connections in a row that hints of zones do not count
+	last     time.Time     // the last failure, or one that does not count
 	answered bool          // since decide was last called
 	answer   time.Time     // the last one
 	until    time.Time     // when the level changes by time, or the record goes; zero: never
 	ejection time.Duration // how long the last one was to last
 	ask      bool          // the agent is to connect
 	asked    int           // connections of the agent that failed, since clients tried
-	suspect  bool          // the agent has connected, or is about to, since the first failure
-	denied   bool          // in vain
 }
 
-// failedClient is one that failed at a backend, and whether another backend answered it since.
-type failedClient struct {
-	netip.Addr
-	elsewhere bool
+// failures are those in a row, since the last answer.
+type failures struct {
+	failed    int
+	since     time.Time  // the first one
+	refused   bool       // the last one
+	udp       bool       // and SCTP: silence alone says little
+	client    netip.Addr // of the last one
+	several   bool       // clients
+	elsewhere bool       // another backend has answered meanwhile
+	credible  bool       // likewise, a client that has failed here
+	suspect   bool       // the agent has connected, or is about to
+	denied    bool       // in vain
 }
 
 // learn takes in an outcome. Records are of backends that have failed.
-func (p *portHealth) learn(now time.Time, o *model.Outcome) {
-	b := p.backends[o.Backend]
+func (p portHealth) learn(now time.Time, o *model.Outcome) {
+	b := p[o.Backend]
 	if o.Result == model.Answered {
-		p.answer(now, o)
+		for at, other := range p {
+			if at != o.Backend && other.failed > 0 {
+				other.elsewhere, other.credible = true, other.credible || other.client == o.Client
+			}
+		}
 		if b != nil {
 			if b.failing && b.level == fullLevel {
 				p.forgive()
@@ -100,7 +94,7 @@ func (p *portHealth) learn(now time.Time, o *model.Outcome) {
 	}
 	if b == nil {
 		b = &backendHealth{level: fullLevel}
-		p.backends[o.Backend] = b
+		p[o.Backend] = b
 	}
 	if b.last = now; now.Sub(b.answer) < contradicted {
 		return
@@ -110,15 +104,13 @@ func (p *portHealth) learn(now time.Time, o *model.Outcome) {
 	}
 	b.failed++
 	b.refused, b.udp = o.Result == model.Refused, o.Protocol != model.TCP
-	known := slices.ContainsFunc(b.clients, func(c failedClient) bool { return c.Addr == o.Client })
-	if !known && len(b.clients) < maxClients {
-		b.clients = append(b.clients, failedClient{Addr: o.Client})
-	}
+	b.several = b.several || b.client.IsValid() && b.client != o.Client
+	b.client = o.Client
 }
 
 // hasFailed reports whether there is a backend that is known for more than being new.
-func (p *portHealth) hasFailed() bool {
-	for _, b := range p.backends {
+func (p portHealth) hasFailed() bool {
+	for _, b := range p {
 		if !b.fresh || b.failed > 0 || b.level <= trialLevel {
 			return true
 		}
@@ -128,53 +120,41 @@ func (p *portHealth) hasFailed() bool {
 
 // forgive has failures not count in which the first backend that answers again had its part: their cause was a common
 // one.
-func (p *portHealth) forgive() {
-	for _, b := range p.backends {
+func (p portHealth) forgive() {
+	for _, b := range p {
 		if b.level == fullLevel {
-			b.failed, b.since, b.clients = 0, time.Time{}, nil
+			b.failures = failures{}
 		}
 	}
 }
 
 // answers has failures so far not count, nor those that are told soon.
 func (b *backendHealth) answers(now time.Time) {
-	b.failed, b.clients, b.answered, b.answer, b.suspect, b.denied = 0, nil, true, now, false, false
+	b.answered, b.answer = true, now
+	b.forget()
 	if b.level > trialLevel { // else it says since when it is ejected
 		b.since = time.Time{}
 	}
 }
 
-func (p *portHealth) answer(now time.Time, o *model.Outcome) {
-	i := 0
-	if p.answers[0].backend != o.Backend && p.answers[0].backend.IsValid() {
-		i = 1
-		if p.answers[1].backend != o.Backend && p.answers[0].at.Before(p.answers[1].at) {
-			i = 0
-		}
-	}
-	p.answers[i] = answer{o.Backend, now}
-	for at, b := range p.backends {
-		for j := range b.clients {
-			b.clients[j].elsewhere = b.clients[j].elsewhere || at != o.Backend && b.clients[j].Addr == o.Client
-		}
-	}
-}
+// forget leaves what people are told.
+func (f *failures) forget() { *f = failures{since: f.since, refused: f.refused} }
 
 // decide changes levels, and forgets backends of which nothing is left to know. It reports whether anything that shows
 // has changed.
-func (p *portHealth) decide(now time.Time, h Health) (changed bool) {
+func (p portHealth) decide(now time.Time, h Health) (changed bool) {
 	off := h.Mode == HealthOff || h.Mode == ""
-	for at, b := range p.backends {
+	for at, b := range p {
 		was := b.level
 		if off && !b.fresh || b.forgotten(now) {
-			delete(p.backends, at)
+			delete(p, at)
 			changed = changed || was < fullLevel
 			continue
 		}
 		if off {
 			b.level, b.failed = max(b.level, slowLevel), 0
 		}
-		p.step(now, at, b, h)
+		b.step(now, h)
 		failed := b.failing
 		b.failing, b.answered = b.level == 0 || b.failed >= h.Failures, false
 		changed = changed || b.level != was || b.failing != failed
@@ -194,16 +174,16 @@ func (b *backendHealth) forgotten(now time.Time) bool {
 }
 
 // step changes the level of a backend, if it is time to.
-func (p *portHealth) step(now time.Time, at netip.AddrPort, b *backendHealth, h Health) {
+func (b *backendHealth) step(now time.Time, h Health) {
 	timeIsUp := !b.until.IsZero() && !now.Before(b.until)
 	switch {
 	case b.level == 0 && (b.answered || timeIsUp && (b.udp || b.asked >= maxAsked)):
-		b.level, b.until, b.failed, b.clients, b.ask, b.asked = trialLevel, time.Time{}, 0, nil, false, 0
-		b.suspect, b.denied = false, false
+		b.level, b.until, b.ask, b.asked = trialLevel, time.Time{}, false, 0
+		b.forget()
 	case b.level == 0 && timeIsUp:
 		b.until, b.ask = time.Time{}, true
 	case b.level == 0:
-	case b.level == trialLevel && b.failed > 0, b.failed >= h.Failures && p.condemns(at, b) && b.heard(now):
+	case b.level == trialLevel && b.failed > 0, b.failed >= h.Failures && b.condemned() && b.heard(now):
 		b.level = 0
 		b.eject(now, h)
 	case b.level == trialLevel && b.answered:
@@ -237,14 +217,8 @@ func (b *backendHealth) rise(now time.Time, level uint8, slow time.Duration) {
 	}
 }
 
-// condemns reports whether the failures are the backend's own.
-func (p *portHealth) condemns(at netip.AddrPort, b *backendHealth) bool {
-	others := slices.ContainsFunc(p.answers[:], func(a answer) bool {
-		return a.backend.IsValid() && a.backend != at && !a.at.Before(b.since)
-	})
-	credible := slices.ContainsFunc(b.clients, func(c failedClient) bool { return c.elsewhere })
-	return others && (credible || len(b.clients) > 1 && !b.udp)
-}
+// condemned reports whether the failures are the backend's own.
+func (f *failures) condemned() bool { return f.elsewhere && (f.credible || f.several && !f.udp) }
 
 // heard reports whether a condemned backend could answer meanwhile: other clients, or the agent, which connects.
 func (b *backendHealth) heard(now time.Time) bool {
@@ -276,63 +250,48 @@ func (s *selection) consequence(c *candidate) string {
 
 // judgement is what is known of the backends of a Service port, and what is to follow.
 type judgement struct {
-	*portHealth
+	portHealth
 	Health
 }
 
-// judge is what is known of a Service's port in the address family of an address.
-func (v *View) judge(s *Service, port string, family netip.Addr) (j judgement) {
-	if v.Judge == nil {
-		return j
-	}
-	return v.Judge(s, model.PoolID{Service: port, V6: family.Is6()})
-}
-
 func (t *Table) judge(s *Service, id model.PoolID) judgement {
-	p := t.ports[id]
-	if p == nil {
-		return judgement{}
-	}
-	return judgement{p, t.options.Health.of(s)}
-}
-
-// of is what is known of an endpoint; nil: nothing.
-func (j judgement) of(c *candidate) *backendHealth {
-	if j.portHealth == nil {
-		return nil
-	}
-	return j.backends[c.AddrPort]
+	return judgement{t.ports[id], t.options.Health.of(s)}
 }
 
 // judge sets what candidates lack of their share. If more ready ones are dead than may be ejected, none is.
 func (s *selection) judge() {
-	if s.health.portHealth == nil {
+	if len(s.health.portHealth) == 0 {
 		return
 	}
-	ready, dead := 0, 0
 	for i := range s.candidates {
 		c := &s.candidates[i]
-		if c.use[clusterPool] != serves || !c.endpoint.takes() {
+		if !c.takes(clusterPool) {
 			continue
 		}
-		ready++
-		if c.known = s.health.of(c); c.known == nil {
-			continue
+		if c.known = s.health.portHealth[c.AddrPort]; c.known != nil {
+			c.lacks = c.known.lacks(s.health.Mode)
+			s.slow = s.slow || c.lacks > 0 && !c.dead()
 		}
-		if c.lacks = c.known.lacks(s.health.Mode); c.dead() {
-			dead++
-		}
-		s.slow = s.slow || c.lacks > 0 && !c.dead()
 	}
-	if dead <= s.health.room(ready) {
-		return
-	}
-	s.crowded = true
+	s.crowded = s.tooManyDead(clusterPool)
 	for i := range s.candidates {
-		if c := &s.candidates[i]; c.dead() {
+		if c := &s.candidates[i]; s.crowded && c.dead() {
 			c.lacks = 0
 		}
 	}
+}
+
+// tooManyDead reports whether more of a pool's ready endpoints are dead than may be ejected.
+func (s *selection) tooManyDead(pool int) bool {
+	ready, dead := 0, 0
+	for i := range s.candidates {
+		if c := &s.candidates[i]; c.takes(pool) {
+			if ready++; c.dead() {
+				dead++
+			}
+		}
+	}
+	return dead > s.health.room(ready)
 }
 
 // lacks are the sixteenths of its share that a backend does not get.
@@ -356,19 +315,10 @@ func (s *selection) answers(c *candidate) bool {
 
 // eject takes the dead ones out of a pool, unless they are too many of it.
 func (s *selection) eject(pool int) {
-	if s.health.portHealth == nil {
+	if len(s.health.portHealth) == 0 {
 		return
 	}
-	ready, dead := 0, 0
-	for i := range s.candidates {
-		if c := &s.candidates[i]; c.use[pool] == serves && c.endpoint.takes() {
-			ready++
-			if c.dead() {
-				dead++
-			}
-		}
-	}
-	if dead > s.health.room(ready) {
+	if s.tooManyDead(pool) {
 		s.crowded = true
 		return
 	}

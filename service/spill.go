@@ -23,13 +23,13 @@ func (p *spill) is() bool { return p.give > 0 }
 // spills decides about it. Endpoints that have a small share because they are new do not count: others of the zone take
 // more meanwhile.
 func (s *selection) spills() (p spill) {
-	if s.crowded || s.health.Mode != HealthEject || !s.hints.byZone() {
+	if len(s.health.portHealth) == 0 || s.crowded || s.health.Mode != HealthEject || !s.hints.byZone() {
 		return p
 	}
 	var rest, others uint64 // sixteenths of weight: not ejected in this zone, and in the other zones
 	for i := range s.candidates {
 		c := &s.candidates[i]
-		if c.use[clusterPool] != serves || !c.endpoint.takes() {
+		if !c.takes(clusterPool) {
 			continue
 		}
 		weight, lacks := uint64(c.endpoint.Weight), uint64(c.lacks)
@@ -45,34 +45,25 @@ func (s *selection) spills() (p spill) {
 			p.full++
 		}
 	}
-	if p.lost > 0 {
-		p.keep, p.give = proportion(float64(p.zone-p.lost)*float64(others), float64(p.lost)*float64(rest))
-	}
+	keep, lose := proportion(p.zone-p.lost, p.lost)
+	there, here := proportion(others, rest)
+	p.keep, p.give = proportion(keep*there, lose*here)
 	return p
 }
 
 // maxFactor bounds the factors of weights. With a weight and its sixteenths they do not overflow.
 const maxFactor = 1 << 20
 
-// proportion is that of two whole numbers, in as small ones as can be.
-func proportion(a, b float64) (x, y uint64) {
-	if a <= 0 || b <= 0 {
+// proportion is that of two numbers, in as small ones as can be; 0 if one of them is.
+func proportion(a, b uint64) (x, y uint64) {
+	if a == 0 || b == 0 {
 		return 0, 0
 	}
-	for max(a, b) >= 1<<53 { // where floats are not exact
-		a, b = a/2, b/2
+	for x, y = a, b; y != 0; x, y = y, x%y { // x becomes what divides both
 	}
-	x, y = uint64(a), uint64(b)
-	for r := [2]uint64{x, y}; ; r = [2]uint64{r[1], r[0] % r[1]} {
-		if r[1] == 0 {
-			x, y = x/r[0], y/r[0]
-			break
-		}
+	for a, b = a/x, b/x; max(a, b) > maxFactor; a, b = a/2, b/2 {
 	}
-	for max(x, y) > maxFactor {
-		x, y = x/2, y/2
-	}
-	return max(x, 1), max(y, 1)
+	return max(a, 1), max(b, 1)
 }
 
 // factor is by what the weight of an endpoint is multiplied.

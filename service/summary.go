@@ -120,8 +120,8 @@ func (t *Table) summarisePort(e *entry, p *Port, endpoints bool) PortSummary {
 				outside = pool
 			}
 		}
-		selected := choose(&t.view, t.view.gather(nil, p, current(e.slices), ip.Is4()),
-			t.view.judge(e.service, portName(e.service.Name, p.Name), ip))
+		selected := choose(&t.view, e.service, e.service.pool(p, ip),
+			t.view.gather(nil, p, current(e.slices), ip.Is4()))
 		if selected.hints.spill.is() && inside == clusterPool {
 			out.Spill = selected.hints.spill.text(t.view.Zone)
 		}

@@ -34,7 +34,7 @@ type Table struct {
 
 	entryShares, listenerShares, tableShares shares
 
-	ports   map[model.PoolID]*portHealth      // with backends that have failed, or are new
+	ports   map[model.PoolID]portHealth       // with backends that have failed, or are new
 	present map[model.PoolID][]netip.AddrPort // ready endpoints of Services with the annotation slow-start, sorted
 	decided []named                           // Services about whose backends something was decided since the last Update
 
@@ -96,7 +96,7 @@ func NewTable(o Options) (*Table, error) {
 		listenerShares: newShares(sharedListeners),
 		tableShares:    newShares(sharedTables),
 		networks:       map[netip.Prefix]int{},
-		ports:          map[model.PoolID]*portHealth{},
+		ports:          map[model.PoolID]portHealth{},
 		present:        map[model.PoolID][]netip.AddrPort{},
 		state:          s,
 		frontends:      newChangeTracker(&s.Frontends, model.Frontend.Equal),

@@ -70,11 +70,6 @@ func (o *Options) validate() error {
 				text, strings.Join(nodePortWords(), ", "))
 		}
 	}
-	if o.Health.Mode != "" {
-		if err := o.Health.Validate(); err != nil {
-			bad("backendHealth (--backend-health)", "%v", err)
-		}
-	}
 	local := &o.DetectLocal
 	switch local.Mode {
 	case LocalNone, LocalNodeCIDR:

@@ -20,7 +20,8 @@ func answerHealthCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			log := daemon.NewLogs(os.Stderr).Logger()
-			return engine.Respond(c.Context(), daemon.HealthFileBeside(socket.Value.String()), log)
+			engine.Respond(c.Context(), daemon.HealthFileBeside(socket.Value.String()), log)
+			return nil
 		},
 	}
 	socket.Usage = "the control socket of run"

@@ -4,8 +4,7 @@
 //	answer-health  answers at health check ports while run restarts.
 //	clean          delete all that run, or kube-proxy, has made.
 //	config         the configuration that results from files and flags.
-//	wait-drained   a pod waits until no node sends it new connections.
-//	status, why, … what a person asks of the running daemon: package plugin.
+//	status, why, … what a person, or a pod, asks of the running daemon: package plugin.
 //	demo, bench, … commands of the laboratory, the program fairlead-lab.
 //	help           … symptoms, modes, glossary: documents for a terminal.
 //
@@ -41,8 +40,7 @@ func root() *cobra.Command {
 		Use:   programs.Agent,
 		Short: "makes Kubernetes Services work on a node",
 	}
-	c.AddCommand(runCommand(), answerHealthCommand(), cleanCommand(), configCommand(), versionCommand(),
-		waitDrainedCommand())
+	c.AddCommand(runCommand(), answerHealthCommand(), cleanCommand(), configCommand(), versionCommand())
 	c.AddCommand(plugin.Commands()...)
 	for name, short := range map[string]string{
 		"demo":      "bring Services to life in a virtual cluster on this machine, use them all, and check what happens",

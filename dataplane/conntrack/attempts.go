@@ -2,13 +2,13 @@ package conntrack
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
 )
@@ -17,24 +17,20 @@ import (
 // tracking keeps such a flow for up to two minutes, and each SYN from the same port renews it: the client would go on
 // asking the removed backend. A flow that was answered is never touched.
 //
-//	Apply ─► follow: what pools were, and are ─► a goroutine, a moment later ─► look: who is lost? list, delete
+//	Apply ─► follow: whom have pools lost? ─► a moment later, in a goroutine of its own ─► look: list, delete
 //
 // A look needs no State. A backend that one Service has lost may be another one's, too: then the client's next SYN
 // finds a backend again.
 type attempts struct {
-	conntrack *nfnetlink.Socket // the goroutine's own
-	config    dataplane.Config
-	wake      chan struct{} // has one if pools have changed; closed: the plane is closed
-	stop      chan struct{} // closed likewise, so that the goroutine waits no more
-	ended     chan struct{}
-	failed    atomic.Bool // a look has; the next Audit looks at all flows
-	sctp      atomic.Bool // there is, or was, a frontend of SCTP
+	*looks
+	config dataplane.Config
+	failed atomic.Bool // a look has; the next Audit looks at all flows
+	sctp   atomic.Bool // there is, or was, a frontend of SCTP
 
-	mu    sync.Mutex
-	pools []poolChange // since the last look
+	mu   sync.Mutex
+	lost map[netip.AddrPort]bool // since the last look
+	next time.Time               // no look is earlier
 }
-
-type poolChange struct{ was, now []model.Backend }
 
 const (
 	// lookAfter is how long changes are collected for one look. A backend that can answer has answered by then. A
@@ -44,122 +40,57 @@ const (
 	lookRest = 20
 )
 
-func newAttempts(c dataplane.Config) (*attempts, error) {
-	socket, err := nfnetlink.Dial()
-	if err != nil {
-		return nil, err
-	}
-	a := &attempts{
-		conntrack: socket, config: c,
-		wake: make(chan struct{}, 1), stop: make(chan struct{}), ended: make(chan struct{}),
-	}
-	go a.run()
-	return a, nil
-}
-
-// follow notes which pools a change is about. Apply waits for it.
+// follow notes which backends a change takes away. Apply waits for it.
 func (a *attempts) follow(c *model.Change) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for id, now := range c.Pools.Set.All() {
-		if was := c.PoolsBefore[id]; was != nil {
-			a.pools = append(a.pools, poolChange{was.Backends, now.Backends})
-		}
+	waits := len(a.lost) > 0
+	for _, b := range c.Lost() {
+		a.lost[b] = true
 	}
-	for _, id := range c.Pools.Delete {
-		if was := c.PoolsBefore[id]; was != nil {
-			a.pools = append(a.pools, poolChange{was.Backends, nil})
-		}
-	}
-	if len(a.pools) > 0 {
-		select {
-		case a.wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// takeLost are the backends that pools have lost since the last look.
-func (a *attempts) takeLost() map[netip.AddrPort]bool {
-	a.mu.Lock()
-	pools := a.pools
-	a.pools = nil
-	a.mu.Unlock()
-	lost := map[netip.AddrPort]bool{}
-	for _, p := range pools {
-		now := model.Pool{Backends: p.now}
-		for _, b := range p.was {
-			if _, has := now.At(b.AddrPort()); !has {
-				lost[b.AddrPort()] = true
-			}
-		}
-	}
-	return lost
-}
-
-func (a *attempts) run() {
-	defer close(a.ended)
-	var next time.Time
-	for range a.wake {
-		select {
-		case <-time.After(max(lookAfter, time.Until(next))):
-		case <-a.stop:
-		}
-		begin := time.Now()
-		if err := a.look(); err != nil {
-			a.failed.Store(true)
-		}
-		next = time.Now().Add(lookRest * time.Since(begin))
+	if !waits && len(a.lost) > 0 {
+		time.AfterFunc(max(lookAfter, time.Until(a.next)), a.look)
 	}
 }
 
 // look forgets what the backends that are lost by now have not answered.
-func (a *attempts) look() (err error) {
-	lost, relayed := a.takeLost(), a.config.RelayMark()
-	forgotten := 0
+func (a *attempts) look() {
+	a.Lock()
+	defer a.Unlock()
+	a.mu.Lock()
+	lost := a.lost
+	a.lost = map[netip.AddrPort]bool{}
+	a.mu.Unlock()
+	if len(lost) == 0 { // Close was faster
+		return
+	}
+	begun, forgotten, relayed := time.Now(), 0, a.config.RelayMark()
+	var err error
 	for _, v6 := range []bool{false, true} {
-		of := lostOf(lost, v6)
-		if len(of) == 0 {
-			continue
+		for _, f := range flowsTo(maps.Keys(lost), v6) {
+			for _, unanswered := range a.unanswered() {
+				f.Protocol, f.Mask = unanswered.Protocol, unanswered.Mask
+				n, failed := tracked.ForgetListed(a.conntrack, v6, f, func(f *tracked.Flow) bool {
+					return f.To != f.Answers && f.Mark&relayed == 0 && lost[f.Answers]
+				})
+				forgotten, err = forgotten+n, errors.Join(err, failed)
+			}
 		}
-		var single netip.AddrPort
-		if len(of) == 1 {
-			single = of[0]
-		}
-		for _, f := range a.unanswered(single) {
-			n, failed := tracked.ForgetListed(a.conntrack, v6, f, func(f *tracked.Flow) bool {
-				return f.To != f.Answers && f.Mark&relayed == 0 && lost[f.Answers]
-			})
-			forgotten, err = forgotten+n, errors.Join(err, failed)
-		}
+	}
+	if err != nil {
+		a.failed.Store(true)
 	}
 	say(a.config, "deleted tracked connection attempts to backends that were removed", forgotten)
-	return err
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.next = time.Now().Add(lookRest * time.Since(begun))
 }
 
-// lostOf are those of one address family.
-func lostOf(lost map[netip.AddrPort]bool, v6 bool) (of []netip.AddrPort) {
-	for b := range lost {
-		if b.Addr().Is6() == v6 {
-			of = append(of, b)
-		}
-	}
-	return of
-}
-
-// unanswered are the flows without an answer of a backend; zero: of all.
-func (a *attempts) unanswered(of netip.AddrPort) []tracked.Filter {
-	filters := []tracked.Filter{{Protocol: model.TCP, Answers: of, Mask: tracked.Answered}}
+// unanswered are the flows without an answer, of the protocols that have connections.
+func (a *attempts) unanswered() []tracked.Filter {
+	filters := []tracked.Filter{{Protocol: model.TCP, Mask: tracked.Answered}}
 	if a.sctp.Load() {
-		filters = append(filters, tracked.Filter{Protocol: model.SCTP, Answers: of, Mask: tracked.Answered})
+		filters = append(filters, tracked.Filter{Protocol: model.SCTP, Mask: tracked.Answered})
 	}
 	return filters
-}
-
-// close ends the goroutine, which forgets at once the rest of what it has to.
-func (a *attempts) close() error {
-	close(a.wake)
-	close(a.stop)
-	<-a.ended
-	return a.conntrack.Close()
 }

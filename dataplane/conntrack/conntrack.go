@@ -28,28 +28,31 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/outcomes"
 	"fairlead.dev/fairlead/internal/defect"
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
 )
 
 // Wrap makes New make wrapped planes.
-func Wrap(wrapped dataplane.New) dataplane.New { return wrap(wrapped, plane{}) }
+func Wrap(wrapped dataplane.New) dataplane.New { return wrap(wrapped, false, nil) }
 
 // WrapUntranslated is Wrap for a plane that does not translate. Flows that are translated are those that another
 // plane has begun, and only they can be stale. Those to an address that carries reports are the plane's own matter:
 // its process serves them. A process that may not see flows has not translated any.
 func WrapUntranslated(wrapped dataplane.New, carries func(netip.Addr) bool) dataplane.New {
-	return wrap(wrapped, plane{others: true, carries: carries})
+	return wrap(wrapped, true, carries)
 }
 
-func wrap(wrapped dataplane.New, as plane) dataplane.New {
+func wrap(wrapped dataplane.New, others bool, carries func(netip.Addr) bool) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
 		inner, err := wrapped(c)
 		if err != nil {
@@ -59,18 +62,21 @@ func wrap(wrapped dataplane.New, as plane) dataplane.New {
 		if err != nil {
 			return nil, errors.Join(err, inner.Close())
 		}
-		unanswered, err := newAttempts(c)
+		beside, err := nfnetlink.Dial()
 		if err != nil {
 			return nil, errors.Join(err, socket.Close(), inner.Close())
 		}
-		dead, err := newOrphans(c)
+		network, err := namespace.Here()
 		if err != nil {
-			return nil, errors.Join(err, unanswered.close(), socket.Close(), inner.Close())
+			return nil, errors.Join(err, beside.Close(), socket.Close(), inner.Close())
 		}
+		shared := &looks{conntrack: beside}
 		p := &plane{
-			Dataplane: inner, config: c, conntrack: socket, others: as.others, carries: as.carries, attempts: unanswered,
+			Dataplane: inner, config: c, conntrack: socket, others: others, carries: carries,
 			rows: map[model.Key]model.PoolID{}, pools: map[model.PoolID]*udpPool{},
-			orphans: dead,
+			looks: shared, attempts: attempts{looks: shared, config: c, lost: map[netip.AddrPort]bool{}},
+			orphans:  orphans{looks: shared, network: network, relayed: c.RelayMark(), until: map[orphan]time.Time{}},
+			outcomes: outcomes.Watch{Network: network},
 		}
 		if c.Counters == dataplane.PerBackend && !p.others {
 			p.traffic = watchTraffic()
@@ -83,8 +89,10 @@ type plane struct {
 	dataplane.Dataplane
 	config    dataplane.Config
 	conntrack *nfnetlink.Socket
-	attempts  *attempts
-	orphans   *orphans
+	looks     *looks
+	attempts  attempts
+	orphans   orphans
+	outcomes  outcomes.Watch
 	traffic   *traffic                   // nil: not counted here
 	state     *model.State               // as of the last call
 	others    bool                       // the plane translates nothing itself
@@ -95,6 +103,12 @@ type plane struct {
 	standby   bool                       // another plane is in force
 	pending   bool                       // flows were not looked at, because another plane was in force
 	sweep     time.Time                  // when all flows of UDP are to be looked at again; zero: they need not be
+}
+
+// looks are those for which no change waits. One goes on at a time.
+type looks struct {
+	sync.Mutex
+	conntrack *nfnetlink.Socket // theirs
 }
 
 type udpPool struct {
@@ -148,6 +162,18 @@ func (p *plane) Counters(ctx context.Context) (dataplane.Counters, error) {
 		err = p.traffic.add(&c, p.conntrack, p.state)
 	}
 	return c, err
+}
+
+// Outcomes implements dataplane.Observed.
+func (p *plane) Outcomes(ctx context.Context, answered bool, f func(model.Outcome)) error {
+	err := p.Dataplane.Outcomes(ctx, answered, f)
+	switch {
+	case p.others:
+		return err
+	case f == nil:
+		return errors.Join(err, p.outcomes.Close())
+	}
+	return errors.Join(err, p.outcomes.Take(answered, f))
 }
 
 // SetStage implements dataplane.Handover.
@@ -337,7 +363,7 @@ func (p *plane) forget(stale *staleFlow, of look) error {
 			udp, err = udp+n, errors.Join(err, failed)
 		}
 		if of.attempts && err == nil {
-			for _, f := range p.attempts.unanswered(netip.AddrPort{}) {
+			for _, f := range p.attempts.unanswered() {
 				n, failed := tracked.ForgetListed(p.conntrack, v6, f, stale.misled)
 				early, err = early+n, errors.Join(err, failed)
 			}
@@ -377,7 +403,8 @@ func (f *staleFlow) misled(flow *tracked.Flow) bool {
 	if flow.To != flow.Answers {
 		return f.stale(flow)
 	}
-	return flow.Attempt() && flow.Mark&f.relayMark == 0 && f.forwards(flow.To)
+	return flow.Attempt() && flow.Mark&f.relayMark == 0 &&
+		len(f.state.PoolsAt(model.TCP, flow.To)) > 0
 }
 
 // stale reports whether a flow is.
@@ -399,17 +426,6 @@ func (f *staleFlow) stale(flow *tracked.Flow) bool {
 	return known || to != answers && (f.gone[key] || f.guarded(flow))
 }
 
-// forwards reports whether a row forwards TCP connections to a destination now.
-func (f *staleFlow) forwards(to netip.AddrPort) bool {
-	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: model.TCP}
-	for _, key.Scope = range []model.Scope{model.Internal, model.Any} {
-		if row, ok := f.state.Frontends[key]; ok && row.Verdict == model.Forward {
-			return true
-		}
-	}
-	return false
-}
-
 // guarded reports whether a destination would be one of a Service that no longer exists.
 func (f *staleFlow) guarded(flow *tracked.Flow) bool {
 	return f.state.Lookup(model.Packet{Protocol: flow.Protocol, Destination: flow.To}).Guard.IsValid()
@@ -417,5 +433,7 @@ func (f *staleFlow) guarded(flow *tracked.Flow) bool {
 
 // Close implements dataplane.Dataplane.
 func (p *plane) Close() error {
-	return errors.Join(p.attempts.close(), p.traffic.close(), p.orphans.close(), p.conntrack.Close(), p.Dataplane.Close())
+	p.attempts.look() // for what is left to forget
+	return errors.Join(p.orphans.close(), p.looks.conntrack.Close(), p.outcomes.Close(), p.orphans.network.Close(),
+		p.traffic.close(), p.conntrack.Close(), p.Dataplane.Close())
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"os"
@@ -14,7 +15,6 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/internal/namespace"
-	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
@@ -34,23 +34,18 @@ import (
 //
 // The tables are there while there are orphans. They are the socket's own, and go with the process.
 type orphans struct {
-	looking chan orphanLook // gets what the goroutine has done; nil: there is none
-	next    time.Time       // no look begins earlier
+	looking chan struct{} // closed when the look that goes on has ended; nil: there is none
 
-	// The goroutine's:
-	network   namespace.Namespace
-	relayed   uint32 // the mark of flows that are the process's own
-	conntrack *nfnetlink.Socket
-	ruleset   *nft.Ruleset // nil: there are no tables
-	tables    []*nft.Table
-	until     map[orphan]time.Time // the elements of the sets
-}
-
-// orphanLook is what a look has done.
-type orphanLook struct {
-	found int
-	err   error
-	next  time.Time
+	// The look's, while there is one:
+	*looks
+	found   int // by it
+	err     error
+	next    time.Time // no look begins earlier
+	network namespace.Namespace
+	relayed uint32       // the mark of flows that are the process's own
+	ruleset *nft.Ruleset // nil: there are no tables
+	tables  []*nft.Table
+	until   map[orphan]time.Time // the elements of the sets
 }
 
 // orphan is a connection, by its client and its backend.
@@ -69,18 +64,6 @@ const (
 	orphanRest     = 50
 )
 
-func newOrphans(c dataplane.Config) (*orphans, error) {
-	o := &orphans{relayed: c.RelayMark(), until: map[orphan]time.Time{}}
-	var err error
-	if o.network, err = namespace.Here(); err != nil {
-		return nil, err
-	}
-	if o.conntrack, err = nfnetlink.Dial(); err != nil {
-		return nil, errors.Join(err, o.network.Close())
-	}
-	return o, nil
-}
-
 // ResetOrphans implements dataplane.Observed.
 func (p *plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (int, error) {
 	n, err := p.Dataplane.ResetOrphans(ctx, gone)
@@ -95,27 +78,32 @@ func (p *plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (int, err
 // seek begins a look, if it is time to, and returns what the last one has done. A look that takes long goes on.
 func (o *orphans) seek(gone dataplane.Gone) (found int, err error) {
 	if o.looking == nil && time.Now().After(o.next) {
-		o.looking, gone = make(chan orphanLook, 1), maps.Clone(gone)
-		go func(done chan<- orphanLook) {
-			begun := time.Now()
-			found, err := o.find(gone)
-			if err == nil {
-				err = o.reset(found)
-			}
-			now := time.Now()
-			done <- orphanLook{len(found), err, now.Add(orphanRest * now.Sub(begun))}
-		}(o.looking)
+		o.looking = make(chan struct{})
+		go o.look(maps.Clone(gone), o.looking)
 	}
 	if o.looking == nil {
 		return 0, nil
 	}
 	select {
-	case l := <-o.looking:
-		o.looking, o.next = nil, l.next
-		return l.found, l.err
+	case <-o.looking:
+		o.looking = nil
+		return o.found, o.err
 	case <-time.After(orphanPatience):
 		return 0, nil
 	}
+}
+
+func (o *orphans) look(gone dataplane.Gone, done chan<- struct{}) {
+	defer close(done)
+	o.Lock()
+	defer o.Unlock()
+	begun := time.Now()
+	found, err := o.find(gone)
+	if err == nil {
+		err = o.reset(found)
+	}
+	now := time.Now()
+	o.found, o.err, o.next = len(found), err, now.Add(orphanRest*now.Sub(begun))
 }
 
 // find returns the orphans that are not in the sets.
@@ -125,7 +113,7 @@ func (o *orphans) find(gone dataplane.Gone) (found []orphan, err error) {
 		return nil, err
 	}
 	for _, v6 := range []bool{false, true} {
-		for _, f := range flowsTo(gone, v6) {
+		for _, f := range flowsTo(maps.Keys(gone), v6) {
 			_, failed := tracked.List(o.conntrack, v6, f, func(f *tracked.Flow) bool {
 				_, is := gone[f.Answers]
 				who := orphan{f.From, f.Answers}
@@ -142,10 +130,10 @@ func (o *orphans) find(gone dataplane.Gone) (found []orphan, err error) {
 	return found, err
 }
 
-// flowsTo are filters for the flows of one address family that may matter. As in look, there are few.
-func flowsTo(gone dataplane.Gone, v6 bool) (filters []tracked.Filter) {
+// flowsTo are filters for the flows of TCP, of one address family, that may go to backends. As in look, there are few.
+func flowsTo(backends iter.Seq[netip.AddrPort], v6 bool) (filters []tracked.Filter) {
 	ports := map[uint16]bool{}
-	for b := range gone {
+	for b := range backends {
 		if b.Addr().Is6() == v6 && !ports[b.Port()] {
 			ports[b.Port()] = true
 			filters = append(filters, tracked.Filter{Protocol: model.TCP, Answers: netip.AddrPortFrom(netip.Addr{}, b.Port())})
@@ -190,10 +178,8 @@ func (o *orphans) reset(found []orphan) error {
 		return nil
 	}
 	if o.ruleset == nil {
-		err := o.network.Do(func() (err error) {
-			o.ruleset, o.tables, err = nft.OpenOwned("fairlead-orphans", orphanSets, resetOrphans)
-			return err
-		})
+		var err error
+		o.ruleset, o.tables, err = nft.OpenOwned(o.network, "fairlead-orphans", orphanSets, resetOrphans)
 		if err != nil {
 			return err
 		}
@@ -225,14 +211,13 @@ func orphanSets(f nft.Family) []*nft.Set {
 // resetOrphans answer a packet of a client, which has its backend's address by now.
 func resetOrphans(f nft.Family) []nft.Chain {
 	n := f.Address.Words()
-	rule := nft.NewRule("reset",
-		nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Equals([]byte{unix.IPPROTO_TCP}),
+	rule := nft.NewRule("reset", append(nft.IsProtocol(unix.IPPROTO_TCP),
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)}, nft.Equals([]byte{0}),
 		nft.Tuple{Key: f.CtSource, Register: nft.Word(0)},
 		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(n)},
 		nft.Tuple{Key: f.CtSource, Register: nft.Word(n + 1), Reply: true},
 		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(2*n + 1), Reply: true},
-		nft.In(orphanSet), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+		nft.In(orphanSet), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})...)
 	hook := func(name string, number uint32) nft.Chain {
 		return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number}, Rules: []nft.Rule{rule}}
 	}
@@ -252,5 +237,5 @@ func (o *orphans) close() error {
 	if o.looking != nil {
 		<-o.looking
 	}
-	return errors.Join(o.closeTables(), o.conntrack.Close(), o.network.Close())
+	return o.closeTables()
 }

@@ -127,16 +127,12 @@ func (t *traffic) forget(at way) {
 
 // rowOf is where the connections of a way are counted.
 func rowOf(s *model.State, at way) (row dataplane.Served, ok bool) {
-	for _, at.to.Scope = range []model.Scope{model.Any, model.Internal} {
-		f, exists := s.Frontends[at.to]
-		if !exists || f.Verdict != model.Forward {
-			continue
-		}
-		_, has := s.Pools[f.Pool].At(at.backend)
+	for _, id := range s.PoolsAt(at.to.Protocol, at.to.AddrPort()) {
+		_, has := s.Pools[id].At(at.backend)
 		if ok && !has {
 			continue
 		}
-		row, ok = dataplane.Served{Pool: f.Pool}, true
+		row, ok = dataplane.Served{Pool: id}, true
 		if has {
 			row.Backend = at.backend
 		}

@@ -24,24 +24,24 @@ import (
 //
 // A program of type SOCK_OPS in the cgroup would see all sockets' connections, and take 3 % of the time of connect().
 
-// staleOutcomes is after how long without a question what was told is forgotten.
-const staleOutcomes = 5 * time.Second
-
 // told is what reads the ring.
 type told struct {
 	*ringbuf.Reader
-	of      *sets // whose ring it is
-	asked   time.Time
+	of      *sets       // whose ring it is
 	traces  []link.Link // of failures
 	answers link.Link   // nil: none are wanted, or can be had
 }
 
 // Outcomes implements dataplane.Observed.
 func (p *Plane) Outcomes(ctx context.Context, answered bool, f func(model.Outcome)) (err error) {
-	if p.behind != nil {
+	if p.serve == Behind && p.behind != nil { // else hardly anything is left for it, and each packet would meet its rules
 		err = p.behind.Outcomes(ctx, answered, f)
 	}
-	if p.sets == nil {
+	switch {
+	case f == nil:
+		p.told.close()
+		return err
+	case p.sets == nil:
 		return err
 	}
 	if more := p.outcomes(answered, f); more != nil {
@@ -51,14 +51,12 @@ func (p *Plane) Outcomes(ctx context.Context, answered bool, f func(model.Outcom
 }
 
 func (p *Plane) outcomes(answered bool, f func(model.Outcome)) (err error) {
-	t, now := &p.told, time.Now()
+	t := &p.told
 	if t.of != p.sets {
 		if err := p.openTold(); err != nil {
 			return err
 		}
 	}
-	stale := now.Sub(t.asked) > staleOutcomes
-	t.asked = now
 	if err := p.tellAnswers(answered); err != nil {
 		return err
 	}
@@ -77,9 +75,7 @@ func (p *Plane) outcomes(answered bool, f func(model.Outcome)) (err error) {
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &o); err != nil {
 			return err
 		}
-		if !stale {
-			f(o.outcome())
-		}
+		f(o.outcome())
 	}
 	return nil
 }
@@ -151,5 +147,5 @@ func (t *told) close() {
 	for _, l := range t.traces {
 		_ = l.Close()
 	}
-	*t = told{asked: t.asked}
+	*t = told{}
 }

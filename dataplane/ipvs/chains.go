@@ -81,15 +81,9 @@ func (t *table) hooks() []nft.Chain {
 // forgedEnd drops a FIN or RST that connection tracking finds out of sequence. IPVS does not compare sequence numbers:
 // it would forget the connection in ten seconds, and a node's socket would be refused.
 func forgedEnd() nft.Rule {
-	const flags, fin, rst = 13, 1, 4
-	return nft.NewRule("forged ends of connections", slices.Concat(is(expr.CtStateBitINVALID), []any{
-		nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Equals([]byte{unix.IPPROTO_TCP}),
-		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1, DestRegister: nft.Word(0)},
-		&expr.Bitwise{
-			SourceRegister: nft.Word(0), DestRegister: nft.Word(0), Len: 1, Mask: []byte{fin | rst}, Xor: []byte{0},
-		},
-		nft.Differs([]byte{0}), nft.Drop(),
-	})...)
+	const fin, rst = 1, 4
+	return nft.NewRule("forged ends of connections", slices.Concat(is(expr.CtStateBitINVALID),
+		nft.TCPFlags(fin|rst, nft.Differs([]byte{0})), []any{nft.Drop()})...)
 }
 
 func inputAfterIPVS(rule nft.Rule) nft.Chain {

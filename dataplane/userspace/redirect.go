@@ -105,7 +105,7 @@ func (t *table) redirectable() [][]any {
 	return [][]any{isSCTP(), onBridge()}
 }
 
-func isSCTP() []any { return protocolIs(unix.IPPROTO_SCTP) }
+func isSCTP() []any { return nft.IsProtocol(unix.IPPROTO_SCTP) }
 
 // onBridge: a bridge may hand its packets to netfilter before it gives them to the node, which forgets the socket that
 // TPROXY has found (ip_rcv_core in the kernel's net/ipv4/ip_input.c).

@@ -35,11 +35,10 @@ const (
 )
 
 const (
-	flagsOffset = 13 // of TCP's flags, in its header
-	flagFIN     = 1
-	flagSYN     = 2
-	flagRST     = 4
-	flagACK     = 16
+	flagFIN = 1
+	flagSYN = 2
+	flagRST = 4
+	flagACK = 16
 
 	directionReply        = 1      // IP_CT_DIR_REPLY
 	sourceTranslated      = 1 << 4 // IPS_SRC_NAT
@@ -122,7 +121,7 @@ func (t *table) prerouting() []nft.Rule {
 	}
 	return []nft.Rule{
 		t.ofProcess(),
-		nft.NewRule("", append(protocolIs(unix.IPPROTO_UDP), nft.GoTo(chainDispatch))...),
+		nft.NewRule("", append(nft.IsProtocol(unix.IPPROTO_UDP), nft.GoTo(chainDispatch))...),
 		nft.NewRule("", append(isSYN(nft.Equals), nft.GoTo(chainDispatch))...),
 		earlier(), ours(nil),
 		nft.NewRule("", nft.GoTo(chainDispatch)),
@@ -166,7 +165,7 @@ func (t *table) output() []nft.Rule {
 		nft.NewRule("", append(isTransparent(), nft.Accept())...),
 		nft.NewRule("errors are for clients", slices.Concat(reply, t.isICMP(), []any{nft.Accept()})...),
 		nft.NewRule("answers to us", append(reply, t.ofConnection(nft.GoTo(chainDeliver))...)...),
-		nft.NewRule("our connections", append(append(protocolIs(unix.IPPROTO_TCP), isSYN(nft.Differs)...),
+		nft.NewRule("our connections", append(append(nft.IsProtocol(unix.IPPROTO_TCP), isSYN(nft.Differs)...),
 			t.ofConnection(nft.GoTo(chainDeliver))...)...),
 	}, t.beginning(chainOutput)...)
 }
@@ -187,7 +186,7 @@ func (t *table) unlessTranslated(next string) []nft.Rule {
 // beginning looks at the destination of what may begin something. While another plane is in force still, only the flows
 // of UDP go on that are the process's already.
 func (t *table) beginning(next string) []nft.Rule {
-	datagrams := protocolIs(unix.IPPROTO_UDP)
+	datagrams := nft.IsProtocol(unix.IPPROTO_UDP)
 	if t.phase == waiting {
 		return []nft.Rule{nft.NewRule("", append(datagrams, t.ofConnection(nft.GoTo(next))...)...)}
 	}
@@ -285,13 +284,13 @@ func (t *table) take(o origin) []nft.Rule {
 	family := t.Family.Number
 	proxy := &expr.TProxy{Family: family, TableFamily: family, RegAddr: nft.Word(address), RegPort: nft.Word(port)}
 	return slices.Concat([]nft.Rule{earlier(), t.ofIPVS()}, t.later(), []nft.Rule{
-		nft.NewRule("the flow is ours", append(protocolIs(unix.IPPROTO_UDP), t.setConnectionMark()...)...),
+		nft.NewRule("the flow is ours", append(nft.IsProtocol(unix.IPPROTO_UDP), t.setConnectionMark()...)...),
 		nft.NewRule("to the process",
 			&expr.Immediate{Register: nft.Word(address), Data: t.loopback().AsSlice()},
 			&expr.Immediate{Register: nft.Word(port), Data: bigEndian(t.ports[o])},
 			proxy, nft.LoadMeta(expr.MetaKeyMARK, 8), nft.Bits(8, ^t.Mark, t.Mark), nft.StoreMeta(expr.MetaKeyMARK, 8),
 			nft.Accept()),
-		nft.NewRule("the connection is unknown", append(append(protocolIs(unix.IPPROTO_TCP), isSYN(nft.Differs)...),
+		nft.NewRule("the connection is unknown", append(append(nft.IsProtocol(unix.IPPROTO_TCP), isSYN(nft.Differs)...),
 			nft.GoTo(nft.ChainReject))...),
 		nft.NewRule("", nft.Drop()),
 	})
@@ -330,7 +329,7 @@ func (t *table) answersToUs() []nft.Rule {
 	if t.redirectAll {
 		return nil
 	}
-	return []nft.Rule{nft.NewRule("answers to our sockets", append(protocolIs(unix.IPPROTO_UDP),
+	return []nft.Rule{nft.NewRule("answers to our sockets", append(nft.IsProtocol(unix.IPPROTO_UDP),
 		append(isTransparent(), nft.GoTo(chainDeliver))...)...)}
 }
 
@@ -358,22 +357,12 @@ func (t *table) setConnectionMark() []any {
 
 func (t *table) isICMP() []any {
 	if t.Family.V6() {
-		return protocolIs(unix.IPPROTO_ICMPV6)
+		return nft.IsProtocol(unix.IPPROTO_ICMPV6)
 	}
-	return protocolIs(unix.IPPROTO_ICMP)
-}
-
-func protocolIs(p byte) []any {
-	return []any{nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Equals([]byte{p})}
+	return nft.IsProtocol(unix.IPPROTO_ICMP)
 }
 
 // isSYN compares the flags of TCP with those of a packet that begins a connection.
 func isSYN(compare func([]byte) any) []any {
-	return append(protocolIs(unix.IPPROTO_TCP),
-		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: flagsOffset, Len: 1, DestRegister: nft.Word(0)},
-		&expr.Bitwise{
-			SourceRegister: nft.Word(0), DestRegister: nft.Word(0), Len: 1,
-			Mask: []byte{flagFIN | flagSYN | flagRST | flagACK}, Xor: []byte{0},
-		},
-		compare([]byte{flagSYN}))
+	return nft.TCPFlags(flagFIN|flagSYN|flagRST|flagACK, compare([]byte{flagSYN}))
 }

@@ -774,7 +774,7 @@ func refusals() map[string][]dataplane.Refused {
 
 // Outcomes implements dataplane.Observed.
 func (p *Plane) Outcomes(_ context.Context, answered bool, f func(model.Outcome)) error {
-	if p.proxy != nil {
+	if p.proxy != nil && f != nil {
 		p.proxy.Outcomes(answered, f)
 	}
 	return nil

@@ -158,6 +158,17 @@ func Equals(data []byte) any { return &expr.Cmp{Op: expr.CmpOpEq, Register: Word
 // Differs goes on with the rule if what starts at word 0 is something else.
 func Differs(data []byte) any { return &expr.Cmp{Op: expr.CmpOpNeq, Register: Word(0), Data: data} }
 
+// IsProtocol goes on with packets of a protocol.
+func IsProtocol(p byte) []any { return []any{LoadMeta(expr.MetaKeyL4PROTO, 0), Equals([]byte{p})} }
+
+// TCPFlags goes on with packets of TCP for which a comparison of these flags holds.
+func TCPFlags(of byte, compare any) []any {
+	const offset = 13
+	return append(IsProtocol(unix.IPPROTO_TCP),
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 1, DestRegister: Word(0)},
+		&expr.Bitwise{SourceRegister: Word(0), DestRegister: Word(0), Len: 1, Mask: []byte{of}, Xor: []byte{0}}, compare)
+}
+
 // In goes on with the rule if the key that starts at word 0 is in a set.
 func In(set string) any { return &expr.Lookup{SourceRegister: Word(0), SetName: set} }
 

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 )
 
@@ -29,11 +30,15 @@ func Open(inject func(operation string) error) (*Ruleset, error) {
 	return Over(s, inject), nil
 }
 
-// OpenOwned opens tables of both families that are the socket's own: the kernel deletes them with it.
+// OpenOwned opens tables of both families in a namespace that are the socket's own: the kernel deletes them with it.
 func OpenOwned(
-	name string, sets func(Family) []*Set, chains func(Family) []Chain,
+	in namespace.Namespace, name string, sets func(Family) []*Set, chains func(Family) []Chain,
 ) (r *Ruleset, tables []*Table, err error) {
-	if r, err = Open(func(string) error { return nil }); err != nil {
+	err = in.Do(func() (err error) {
+		r, err = Open(func(string) error { return nil })
+		return err
+	})
+	if err != nil {
 		return nil, nil, err
 	}
 	tx := &Transaction{}

@@ -46,10 +46,10 @@ func (d *Directory) served() (out []dataplane.Served) {
 		for backend, n := range p.served {
 			row := dataplane.Served{Pool: id, Backend: backend}
 			row.Connections, row.Failed = n.connections, n.failed
-			if c := p.carried[backend]; c != nil {
-				row.ToBackend, row.ToClient = traffic(&c.ToBackend), traffic(&c.ToClient)
+			row.ToBackend, row.ToClient = traffic(&n.ToBackend), traffic(&n.ToClient)
+			if n.connections+n.failed > 0 { // else it is being asked
+				out = append(out, row)
 			}
-			out = append(out, row)
 		}
 		p.mu.Unlock()
 	}

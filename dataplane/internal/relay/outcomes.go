@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,53 +21,34 @@ import (
 const (
 	// silence is for how long a backend may be slow. A kernel sends its SYN again after that.
 	silence = time.Second
-	// maxOutcomes bounds those that wait. Of more nothing is learned that these do not tell.
-	maxOutcomes = 1 << 12
-	// staleOutcomes is after how long without a question those that wait are forgotten.
-	staleOutcomes = 5 * time.Second
+	// maxOutcomes bounds those that wait.
+	maxOutcomes = 1 << 10
 )
 
 type outcomes struct {
 	answers atomic.Bool // are told, too
-
-	mu      sync.Mutex
-	asked   time.Time
-	waiting []model.Outcome
+	waiting chan model.Outcome
 }
-
-// stale reports whether the user of the proxy does not ask, or not any more.
-func (o *outcomes) stale(now time.Time) bool { return now.Sub(o.asked) > staleOutcomes }
 
 // Outcomes calls f with those of the time since the last call. Answers are told from the next call on.
 func (p *Proxy) Outcomes(answers bool, f func(model.Outcome)) {
-	o, now := &p.outcomes, time.Now()
-	o.answers.Store(answers)
-	o.mu.Lock()
-	waiting := o.waiting
-	if o.stale(now) {
-		waiting = nil
-	}
-	o.waiting, o.asked = nil, now
-	o.mu.Unlock()
-	for _, one := range waiting {
-		f(one)
+	p.outcomes.answers.Store(answers)
+	for len(p.outcomes.waiting) > 0 {
+		f(<-p.outcomes.waiting)
 	}
 }
 
 // tell notes the outcome of a call to a backend.
 func (p *Proxy) tell(c *Call, backend netip.AddrPort, r model.Result) {
-	o := &p.outcomes
-	if r == model.Answered && !o.answers.Load() {
+	if r == model.Answered && !p.outcomes.answers.Load() {
 		return
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if len(o.waiting) == maxOutcomes || o.stale(time.Now()) {
-		return
-	}
-	o.waiting = append(o.waiting, model.Outcome{
+	select {
+	case p.outcomes.waiting <- model.Outcome{
 		To: c.key.AddrPort(), Protocol: c.key.Protocol, Backend: backend, Client: c.client.Addr().WithZone(""), Result: r,
-	})
+	}:
+	default: // those that wait tell it already, or are never asked for
+	}
 }
 
 // tellError does so where an error says something of the backend.

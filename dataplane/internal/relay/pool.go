@@ -47,14 +47,14 @@ type pool struct {
 	proposed map[netip.Addr]choice        // of clients whose backend is being dialled
 	dirty    map[netip.Addr]struct{}      // clients that the set is to be told of
 	suspects map[netip.AddrPort]time.Time // until when
-	served   map[netip.AddrPort]tally
-	carried  map[netip.AddrPort]*socket.Carried // likewise
+	served   map[netip.AddrPort]*use      // by backend; zero: all that have left
 }
 
-// tally is what a backend was tried for.
-type tally struct {
+// use is what a backend was used for.
+type use struct {
 	connections uint64
 	failed      uint64 // connections that it did not answer
+	socket.Carried
 }
 
 // turn is a backend and what it has in advance of the others: smooth weighted round robin.
@@ -73,7 +73,7 @@ type choice struct {
 func newPool(id model.PoolID) *pool {
 	return &pool{
 		id: id, clients: map[netip.Addr]choice{}, dirty: map[netip.Addr]struct{}{}, suspects: map[netip.AddrPort]time.Time{},
-		served: map[netip.AddrPort]tally{}, carried: map[netip.AddrPort]*socket.Carried{}, proposed: map[netip.Addr]choice{},
+		served: map[netip.AddrPort]*use{}, proposed: map[netip.Addr]choice{},
 	}
 }
 
@@ -101,30 +101,31 @@ func (p *pool) set(m model.Pool) {
 		}
 	}
 	for b, n := range p.served {
-		if b.IsValid() && !p.has(b) {
-			p.count(netip.AddrPort{}, n) // all that have left
+		if b.IsValid() && !p.has(b) { // traffic of its last connections is not counted any more
+			left := p.use(netip.AddrPort{})
+			left.connections += n.connections
+			left.failed += n.failed
 			delete(p.served, b)
 		}
 	}
-	for b := range p.carried { // traffic of their last connections is not counted any more
-		if b.IsValid() && !p.has(b) {
-			delete(p.carried, b)
-		}
+}
+
+// use adds up what a backend is used for.
+func (p *pool) use(b netip.AddrPort) *use {
+	if p.served[b] == nil {
+		p.served[b] = &use{}
 	}
+	return p.served[b]
 }
 
 // carriedBy adds up what is carried to and from a backend.
 func (p *pool) carriedBy(b netip.AddrPort) *socket.Carried {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := p.carried[b]
-	if c == nil {
-		c = &socket.Carried{}
-		if p.has(b) {
-			p.carried[b] = c
-		}
+	if !p.has(b) {
+		return &socket.Carried{}
 	}
-	return c
+	return &p.use(b).Carried
 }
 
 func (p *pool) find(b netip.AddrPort) int {
@@ -247,8 +248,8 @@ func (p *pool) drawn(may func(turn) bool) int {
 
 // open is how many connections a backend has.
 func (p *pool) open(i int) int64 {
-	if c := p.carried[p.serving[i].AddrPort()]; c != nil {
-		return c.Open.Load()
+	if n := p.served[p.serving[i].AddrPort()]; n != nil {
+		return n.Open.Load()
 	}
 	return 0
 }
@@ -271,7 +272,7 @@ func (p *pool) begun(client netip.Addr, b netip.AddrPort, now time.Time, most in
 	if !p.has(b) {
 		b = netip.AddrPort{}
 	}
-	p.count(b, tally{connections: 1})
+	p.use(b).connections++
 	p.bind(client, b, now, most)
 }
 
@@ -326,13 +327,7 @@ func (p *pool) failed(b netip.AddrPort, now time.Time) {
 	if !p.has(b) {
 		b = netip.AddrPort{}
 	}
-	p.count(b, tally{failed: 1})
-}
-
-// count adds to what a backend was tried for, or to that of all which have left.
-func (p *pool) count(b netip.AddrPort, n tally) {
-	sum := p.served[b]
-	p.served[b] = tally{sum.connections + n.connections, sum.failed + n.failed}
+	p.use(b).failed++
 }
 
 // remembered is the backend that a client's connections go to.

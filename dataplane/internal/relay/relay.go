@@ -64,7 +64,7 @@ type Proxy struct {
 	retried, unanswered atomic.Uint64 // see dataplane.Dials
 	turned              *turnedAway
 	outcomes            outcomes
-	orphans             orphans
+	legs                sync.Map // of TCP: the leg of each *connection that has a backend
 	files               *files
 }
 
@@ -81,6 +81,7 @@ func New(o Options, sockets namespace.Namespace) *Proxy {
 		messages: share.New(largeMessages),
 		copier:   socket.NewCopier(o.IdleTimeout, o.HalfClosedTimeout),
 		turned:   newTurnedAway(), files: openFiles(),
+		outcomes: outcomes{waiting: make(chan model.Outcome, maxOutcomes)},
 	}
 }
 

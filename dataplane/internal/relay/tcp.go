@@ -81,7 +81,8 @@ func (p *Proxy) serve(at Packet, d decision, conn *connection) {
 		p.copyBothSCTP(client, backend, conn, carried)
 		return
 	}
-	defer p.orphans.add(conn, leg{backend, b})()
+	p.legs.Store(conn, leg{backend, b})
+	defer p.legs.Delete(conn)
 	p.copier.Copy(&socket.Link{
 		Activity: &conn.Activity, Client: client, Backend: backend, Carried: carried, Borrow: conn.borrow,
 	})

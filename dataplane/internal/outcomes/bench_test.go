@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"fairlead.dev/fairlead/dataplane/outcomes"
+	"fairlead.dev/fairlead/dataplane/internal/outcomes"
 	"fairlead.dev/fairlead/lab/bench"
 	"fairlead.dev/fairlead/lab/testbed"
 )
@@ -26,10 +26,7 @@ func benchmarkWatch(b *testing.B, services int) {
 				if !watch {
 					return nil
 				}
-				w, err := outcomes.Open()
-				if err != nil {
-					return err
-				}
+				w := outcomes.Watch{} // of this thread's namespace
 				b.Cleanup(func() { _ = w.Close() })
 				defer w.Close()
 				if err := w.Take(answers, nil); err != nil {

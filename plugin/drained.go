@@ -1,4 +1,4 @@
-package main
+package plugin
 
 import (
 	"context"
@@ -82,7 +82,7 @@ func (w *waiter) await(ctx context.Context, host string, until time.Time) error 
 	for {
 		url := fmt.Sprintf("http://%s%s?timeout=%s", net.JoinHostPort(host, w.port), drain.Path,
 			max(time.Until(until), time.Millisecond))
-		again, err := ask(ctx, &client, url)
+		again, err := askDrained(ctx, &client, url)
 		if !again {
 			return err
 		}
@@ -92,8 +92,8 @@ func (w *waiter) await(ctx context.Context, host string, until time.Time) error 
 	}
 }
 
-// ask says whether to ask again.
-func ask(ctx context.Context, client *http.Client, url string) (again bool, err error) {
+// askDrained also says whether to ask again.
+func askDrained(ctx context.Context, client *http.Client, url string) (again bool, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return false, err

@@ -13,6 +13,7 @@
 package outcomes
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
@@ -54,33 +56,46 @@ const (
 
 var results = [...]model.Result{unanswered: model.Unanswered, refused: model.Refused, answered: model.Answered}
 
-// Watch is what the kernel tells of one network namespace.
+// Watch is what the kernel tells of a network namespace, from the first Take on. It needs CAP_NET_ADMIN and Linux 5.12.
 type Watch struct {
-	ruleset *nft.Ruleset
+	Network namespace.Namespace
+
+	ruleset *nft.Ruleset // nil: there are no tables
 	tables  []*nft.Table
 	answers bool                // are told, too
 	seen    map[string]struct{} // elements that the last Take has found
 }
 
-// Open begins to watch the network namespace of the calling thread. It needs CAP_NET_ADMIN and Linux 5.12.
-func Open() (*Watch, error) {
-	ruleset, tables, err := nft.OpenOwned(tableName, sets, chains)
-	if err != nil {
-		return nil, fmt.Errorf("watch outcomes of connections: %w", err)
+// Close ends it, and deletes the tables. Take may begin again.
+func (w *Watch) Close() (err error) {
+	if w.ruleset != nil {
+		err = w.ruleset.Close()
 	}
-	return &Watch{ruleset: ruleset, tables: tables, seen: map[string]struct{}{}}, nil
+	*w = Watch{Network: w.Network}
+	return err
 }
 
-// Close ends it, and deletes the tables.
-func (w *Watch) Close() error { return w.ruleset.Close() }
-
 // Take calls f with each connection that has failed since the last call. If answers are asked for, it also tells each
-// client and backend between which a connection was answered. Answers are told from the next call on.
+// client and backend between which a connection was answered. Answers are told from the next call on. An error is that
+// of Close, too.
 func (w *Watch) Take(answers bool, f func(model.Outcome)) error {
-	if answers != w.answers {
-		if err := w.tellAnswers(answers); err != nil {
-			return fmt.Errorf("watch answers to connections: %w", err)
-		}
+	err := w.take(answers, f)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("watch outcomes of connections: %w", err), w.Close())
+	}
+	return err
+}
+
+func (w *Watch) take(answers bool, f func(model.Outcome)) (err error) {
+	if w.ruleset == nil {
+		w.seen = map[string]struct{}{}
+		w.ruleset, w.tables, err = nft.OpenOwned(w.Network, tableName, sets, chains)
+	}
+	if err == nil && answers != w.answers {
+		err = w.tellAnswers(answers)
+	}
+	if err != nil {
+		return err
 	}
 	now := map[string]struct{}{}
 	for _, t := range w.tables {
@@ -99,7 +114,7 @@ func (w *Watch) Take(answers bool, f func(model.Outcome)) error {
 				f(outcome(t.Family, e.Key, results[set]))
 			})
 			if err != nil {
-				return fmt.Errorf("read outcomes of connections: %w", err)
+				return err
 			}
 		}
 	}
@@ -158,12 +173,9 @@ func chains(f nft.Family) []nft.Chain {
 		{Name: chainOutcomes, Rules: failures(f)},
 		hook("postrouting", unix.NF_INET_POST_ROUTING),
 		hook("input", unix.NF_INET_LOCAL_IN, nft.NewRule("seen in postrouting",
-			nft.LoadMeta(expr.MetaKeyIIFTYPE, 0), nft.Equals(binaryLoopback()), nft.Return())),
+			nft.LoadMeta(expr.MetaKeyIIFTYPE, 0), nft.Equals(nft.Native(unix.ARPHRD_LOOPBACK)[:2]), nft.Return())),
 	}
 }
-
-// binaryLoopback is the type of loopback interfaces, ARPHRD_LOOPBACK.
-func binaryLoopback() []byte { return nft.Native(unix.ARPHRD_LOOPBACK)[:2] }
 
 func passAssured() nft.Rule {
 	return nft.NewRule("goes on", status(), nft.Bits(0, statusAssured, 0), nft.Differs(nft.Native(0)), nft.Return())
@@ -183,12 +195,11 @@ func failures(f nft.Family) (rules []nft.Rule) {
 		}
 		rules = append(rules, nft.NewRule(comment, all...))
 	}
-	rule("SYN again", protocol(model.TCP), flags(flagSYN|flagACK|flagRST, flagSYN), again, add(f, "unanswered", true))
-	for _, p := range []model.Protocol{model.UDP, model.SCTP} {
-		rule("again", protocol(p), again, add(f, "unanswered", true))
+	rule("SYN again", flags(flagSYN|flagACK|flagRST, flagSYN), again, add(f, "unanswered", true))
+	for _, p := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+		rule("again", nft.IsProtocol(p), again, add(f, "unanswered", true))
 	}
-	rule("reset", protocol(model.TCP), flags(flagRST|flagACK, flagRST|flagACK), ofSYN(), isReply(),
-		add(f, "refused", true))
+	rule("reset", flags(flagRST|flagACK, flagRST|flagACK), ofSYN(), isReply(), add(f, "refused", true))
 	related := []any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: nft.Word(0)}, nft.Bits(0, stateRelated, 0), nft.Differs(nft.Native(0)),
 	}
@@ -199,7 +210,7 @@ func failures(f nft.Family) (rules []nft.Rule) {
 
 // answers are the rules that find those that are answered.
 func answers(f nft.Family) []nft.Rule {
-	syn := append(append(protocol(model.TCP), flags(flagSYN|flagACK, flagSYN|flagACK)...), isReply()...)
+	syn := append(flags(flagSYN|flagACK, flagSYN|flagACK), isReply()...)
 	other := []any{nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Differs([]byte{byte(model.TCP)})}
 	return []nft.Rule{
 		nft.NewRule("SYN and ACK", append(syn, add(f, "answered", false)...)...),
@@ -207,23 +218,12 @@ func answers(f nft.Family) []nft.Rule {
 	}
 }
 
-func protocol(p model.Protocol) []any {
-	return []any{nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Equals([]byte{byte(p)})}
-}
+// flags goes on if, of these flags of TCP, the packet has exactly those.
+func flags(of, those byte) []any { return nft.TCPFlags(of, nft.Equals([]byte{those})) }
 
 func isReply() []any {
 	const reply = 1
 	return []any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)}, nft.Equals([]byte{reply})}
-}
-
-// flags goes on if, of these flags of TCP, the packet has exactly those.
-func flags(of, those byte) []any {
-	const offset = 13
-	return []any{
-		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 1, DestRegister: nft.Word(0)},
-		&expr.Bitwise{SourceRegister: nft.Word(0), DestRegister: nft.Word(0), Len: 1, Mask: []byte{of}, Xor: []byte{0}},
-		nft.Equals([]byte{those}),
-	}
 }
 
 // ofSYN goes on if the sequence number of a reset is 0, as in the answer to a SYN (RFC 9293, 3.10.7.1). In the answer
@@ -243,9 +243,10 @@ func unreachable(f nft.Family) []any {
 	}
 	const v4, v6, tooLong = 3, 1, 4 // of IPv6 another type says that
 	if f.V6() {
-		return append(protocol(unix.IPPROTO_ICMPV6), load(0), nft.Equals([]byte{v6}))
+		return append(nft.IsProtocol(unix.IPPROTO_ICMPV6), load(0), nft.Equals([]byte{v6}))
 	}
-	return append(protocol(unix.IPPROTO_ICMP), load(0), nft.Equals([]byte{v4}), load(1), nft.Differs([]byte{tooLong}))
+	return append(nft.IsProtocol(unix.IPPROTO_ICMP),
+		load(0), nft.Equals([]byte{v4}), load(1), nft.Differs([]byte{tooLong}))
 }
 
 // add puts the connection of a packet into a set, if there is room. The key is what its client asked for, the backend,

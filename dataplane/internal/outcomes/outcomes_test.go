@@ -7,8 +7,9 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/outcomes"
 	"fairlead.dev/fairlead/dataplane/nftables"
-	"fairlead.dev/fairlead/dataplane/outcomes"
+	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/lab/outcomestest"
 	"fairlead.dev/fairlead/lab/testbed"
 )
@@ -22,10 +23,11 @@ func TestWatch(t *testing.T) {
 	outcomestest.Run(t, bed, open(t, bed).Take)
 }
 
-func open(t *testing.T, bed *testbed.Bed) (w *outcomes.Watch) {
+func open(t *testing.T, bed *testbed.Bed) *outcomes.Watch {
 	t.Helper()
+	w := &outcomes.Watch{}
 	err := bed.Do(testbed.Node, func() (err error) {
-		w, err = outcomes.Open()
+		w.Network, err = namespace.Here()
 		return err
 	})
 	if err != nil {
@@ -35,15 +37,12 @@ func open(t *testing.T, bed *testbed.Bed) (w *outcomes.Watch) {
 		if err := w.Close(); err != nil {
 			t.Error(err)
 		}
-		err := bed.Do(testbed.Node, func() error {
-			again, err := outcomes.Open()
-			if err == nil {
-				err = again.Close()
-			}
-			return err
-		})
-		if err != nil {
+		again := outcomes.Watch{Network: w.Network}
+		if err := again.Take(false, nil); err != nil {
 			t.Errorf("the tables have not gone with the socket: %v", err)
+		}
+		if err := errors.Join(again.Close(), w.Network.Close()); err != nil {
+			t.Error(err)
 		}
 	})
 	return w
