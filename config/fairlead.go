@@ -43,6 +43,9 @@ type FairleadConfiguration struct {
 	// ResetOrphans has open connections of TCP reset whose backend is gone and does not acknowledge what it was sent. The
 	// default is true: such a connection can only hang. One to a backend that answers is never reset.
 	ResetOrphans bool `json:"resetOrphans"`
+	// ReadinessGate has pods of this node that name the readiness gate fairlead.dev/routed become ready only once the
+	// node reaches them. The default is false: nothing is asked about pods.
+	ReadinessGate bool `json:"readinessGate,omitempty"`
 	// TakeOver says what becomes of rules that kube-proxy has left on the node: "Remove", once
 	// Fairlead's own are in force, or "Keep".
 	TakeOver TakeOver `json:"takeOver,omitempty"`

@@ -66,7 +66,7 @@ func fairleadPaths() []string {
 		"flowtable",
 		"takeOver",
 		"backendHealth", "ejection.failures", "ejection.floorPercent", "ejection.time", "ejection.maxTime",
-		"ejection.slowStart", "resetOrphans",
+		"ejection.slowStart", "resetOrphans", "readinessGate",
 		"iptablesBackend", "ipvsAddressMode", "ipvsDrainTimeout", "ebpf.cgroupRoot", "ebpf.bpfRoot", "ebpf.packets",
 		"ebpf.acceleration", "ebpf.forwarding", "ebpf.sockets", "ebpf.abortTCP",
 		"ebpf.sizes.affinities", "ebpf.sizes.flows", "ebpf.sizes.sockets", "ebpf.sizes.translations",

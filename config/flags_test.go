@@ -94,7 +94,7 @@ Instead of running: cleanup init-only version
 Data plane: proxy-mode masquerade-all iptables-masquerade-bit iptables-min-sync-period ipvs-min-sync-period audit-interval counters flowtable take-over iptables-backend
 Backends that do not answer: backend-health ejection-failures ejection-floor-percent ejection-time ejection-max-time ejection-slow-start reset-orphans
 Node ports: nodeport-addresses iptables-localhost-nodeports
-Pods: detect-local-mode cluster-cidr pod-bridge-interface pod-interface-name-prefix
+Pods: detect-local-mode cluster-cidr pod-bridge-interface pod-interface-name-prefix readiness-gate
 Listeners: healthz-bind-address metrics-bind-address control-socket health-check-max-age bind-address-hard-fail metrics-services profiling show-hidden-metrics-for-version
 Kernel settings: conntrack-max-per-core conntrack-min conntrack-tcp-timeout-established conntrack-tcp-timeout-close-wait conntrack-tcp-be-liberal conntrack-udp-timeout conntrack-udp-timeout-stream oom-score-adj
 API server: kubeconfig master kube-api-content-type kube-api-qps kube-api-burst

@@ -177,6 +177,7 @@ func (l *loading) fairlead() {
 	override(f, "ejection-max-time", &c.Ejection.MaxTime, said.Ejection.MaxTime)
 	override(f, "ejection-slow-start", &c.Ejection.SlowStart, said.Ejection.SlowStart)
 	override(f, "reset-orphans", &c.ResetOrphans, said.ResetOrphans)
+	override(f, "readiness-gate", &c.ReadinessGate, said.ReadinessGate)
 	override(f, "take-over", &c.TakeOver, said.TakeOver)
 	override(f, "iptables-backend", &c.IPTablesBackend, said.IPTablesBackend)
 	override(f, "ipvs-address-mode", &c.IPVSAddressMode, said.IPVSAddressMode)

@@ -55,6 +55,10 @@ func (c *Config) reason(path string) string {
 		return ""
 	case name == "syncPeriod":
 		return "audits do that, see auditInterval"
+	case path == "readinessGate":
+		if len(c.Fairlead.Manifests) > 0 {
+			return "manifests have no pods"
+		}
 	case path == "iptablesBackend":
 		if c.KubeProxy.Mode != ModeIPTables && c.KubeProxy.Mode != ModeAuto {
 			return "it is for mode iptables"

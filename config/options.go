@@ -220,6 +220,10 @@ func (f *Flags) nodePortsAndPods() []option {
 		{group: pods, flag: "pod-interface-name-prefix", field: "detectLocal.interfaceNamePrefix",
 			bind:  text(&c.DetectLocal.InterfaceNamePrefix),
 			usage: "prefix of the names of the pods' interfaces; for InterfaceNamePrefix"},
+		{group: pods, flag: "readiness-gate", field: "readinessGate", always: true,
+			bind: yes(&f.said.fairlead.ReadinessGate),
+			usage: "pods of this node with the readiness gate fairlead.dev/routed become ready only once the node " +
+				"reaches them"},
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/drain"
 	"fairlead.dev/fairlead/metrics"
+	"fairlead.dev/fairlead/readiness"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
 	"fairlead.dev/fairlead/source/addrs"
@@ -27,6 +28,7 @@ func feedIn(c *config.Config, master string) (feedSettings, error) {
 		return s, nil
 	}
 	k := &c.KubeProxy.ClientConnection
+	s.readinessGate = c.Fairlead.ReadinessGate
 	s.client = kube.ClientOptions{
 		Kubeconfig:         k.Kubeconfig,
 		Master:             master,
@@ -47,6 +49,7 @@ type feed struct {
 	source   source.Source
 	events   emitter
 	leases   drain.API              // nil: there are none
+	gate     *readiness.Gate        // nil: there is none
 	watches  func() []metrics.Watch // nil: there are none
 }
 
@@ -80,6 +83,9 @@ func (s feedSettings) openObjects(l *Logs) (*feed, error) {
 	}
 	cluster := client.Source(s.node)
 	f.source, f.events, f.leases = cluster, client.Events(s.node, component), client
+	if s.readinessGate {
+		f.gate = (&readiness.Gate{Node: s.node, API: client, Log: l.Logger(), Emit: f.events.Emit}).Open()
+	}
 	f.watches = func() (all []metrics.Watch) {
 		for _, w := range cluster.Watches() {
 			all = append(all, metrics.Watch(w))
@@ -89,9 +95,12 @@ func (s feedSettings) openObjects(l *Logs) (*feed, error) {
 	return f, nil
 }
 
-func (f *feed) close() error {
+func (f *feed) close() (err error) {
+	if f.gate != nil {
+		err = f.gate.Close()
+	}
 	f.events.Close()
-	return f.source.Close()
+	return errors.Join(err, f.source.Close())
 }
 
 // primed waits for the first batch of a source and puts it back, so that the next user of the source need not wait.

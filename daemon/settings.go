@@ -135,6 +135,8 @@ type feedSettings struct {
 	manifests string // lines
 	node      string
 	client    kube.ClientOptions // without a Log
+	// readinessGate has the pods of the node watched.
+	readinessGate bool
 	// kubeconfig is a digest of the file: client-go reads tokens and certificates anew that it names, but
 	// not the file itself.
 	kubeconfig [32]byte

@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -8,10 +9,17 @@ import (
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clientset "k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
 
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source/kube"
 )
 
@@ -128,12 +136,13 @@ func (c *cluster) kubeadm(t *testing.T, verb string) {
 	c.must(t, read(t, "testdata/kubeadm.yaml"), verb, "--field-manager=kubeadm", "-f", "-")
 }
 
+const account = "system:serviceaccount:kube-system:fairlead"
+
 // The service account may do what the daemon does, and nothing else.
 func TestRights(t *testing.T) {
 	c := startCluster(t)
 	c.helm(t, "install", "fairlead", chart, "-n", "kube-system", "--set", "apiServer=https://192.0.2.254:6443")
-	account := kubernetes.User{Name: "system:serviceaccount:kube-system:fairlead"}
-	config, err := c.Kubeconfig(t.TempDir(), account)
+	config, err := c.Kubeconfig(t.TempDir(), kubernetes.User{Name: account})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,6 +157,107 @@ func TestRights(t *testing.T) {
 ["events.k8s.io"] ["events"] ["create","patch"]
 ["coordination.k8s.io"] ["leases"] ["list"]`)
 	})
+}
+
+// With the setting readinessGate it may also read pods, and set one condition of those of its node.
+func TestRights_readinessGate(t *testing.T) {
+	c := startCluster(t)
+	c.addNode(t)
+	c.helm(t, "install", "fairlead", chart, "-n", "kube-system", "--set", "apiServer=https://192.0.2.254:6443",
+		"--set", "fairleadConfig.readinessGate=true")
+	c.must(t, gated, "apply", "-f", "-")
+	c.must(t, "", "patch", "pod", "gated", "--subresource=status",
+		`--patch={"status": {"podIPs": [{"ip": "10.244.1.7"}], "podIP": "10.244.1.7"}}`)
+	pods := make(chan *kube.Pod, 10)
+	agent := c.agent(t, string(testbed.Node))
+	watch := agent.WatchPods(string(testbed.Node), func(_ service.Name, p *kube.Pod) { pods <- p })
+	defer watch.Close()
+	p := eventually.Receive(t, "a pod", pods)
+	equal(t, fmt.Sprint(p.Name, p.Addrs, p.Port, p.Routed), "default/gated [10.244.1.7] 8080 {false }")
+
+	set := func(a *kube.Client, p *kube.Pod) error {
+		ctx, cancel := eventually.Context(t.Context())
+		defer cancel()
+		return a.SetRouted(ctx, p, kube.Routed{Is: true, Why: "tested"})
+	}
+	eventually.Nil(t, "the policy is in force", func() error {
+		err := set(c.agent(t, "other"), p)
+		switch {
+		case err == nil:
+			return errors.New("another node's pod can be written")
+		case strings.Contains(err.Error(), "own node only"):
+			return nil
+		}
+		return err
+	})
+	another := *p
+	another.UID = "another"
+	if err := set(agent, &another); !apierrors.IsInvalid(err) {
+		t.Errorf("a pod that was replaced: %v", err)
+	}
+	if err := set(agent, p); err != nil {
+		t.Error(err)
+	}
+	for { // the other agent may have written before the policy was in force
+		if p = eventually.Receive(t, "the condition", pods); p.Routed == (kube.Routed{Is: true, Why: "tested"}) {
+			break
+		}
+	}
+	config := c.Config()
+	config.Impersonate.UserName = account
+	user, err := clientset.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, patch := range []string{
+		`{"status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, `{"status": {"phase": "Failed"}}`,
+		`{"status": {"podIP": "10.0.0.9", "podIPs": [{"$patch": "replace"}, {"ip": "10.0.0.9"}]}}`, `{"metadata": {"labels": {"app": "web"}}}`,
+	} {
+		_, err := user.CoreV1().Pods("default").Patch(t.Context(), "gated", types.StrategicMergePatchType, []byte(patch),
+			metav1.PatchOptions{}, "status")
+		if err == nil || !strings.Contains(err.Error(), "the condition fairlead.dev/routed only") {
+			t.Errorf("%s: %v", patch, err)
+		}
+	}
+	for _, question := range []string{"get pods", "update pods", "patch pods", "delete pods", "create pods/exec"} {
+		answer, _ := c.kubectl(t, c.admin, "", append([]string{"auth", "can-i", "--all-namespaces",
+			"--as=" + account}, strings.Fields(question)...)...)
+		equal(t, question+": "+answer, question+": no")
+	}
+}
+
+const gated = `
+apiVersion: v1
+kind: Pod
+metadata: {name: gated, namespace: default}
+spec:
+  nodeName: node
+  automountServiceAccountToken: false
+  readinessGates: [{conditionType: fairlead.dev/routed}]
+  containers: [{name: web, image: web, ports: [{containerPort: 53, protocol: UDP}, {containerPort: 8080}]}]
+`
+
+// agent is the client of the agent of a node, whose token names it.
+func (c *cluster) agent(t *testing.T, node string) *kube.Client {
+	t.Helper()
+	config := api.NewConfig()
+	admin := c.Config()
+	config.Clusters["c"] = &api.Cluster{Server: admin.Host, CertificateAuthorityData: admin.CAData}
+	config.AuthInfos["a"] = &api.AuthInfo{
+		ClientCertificateData: admin.CertData, ClientKeyData: admin.KeyData, Impersonate: account,
+		ImpersonateUserExtra: map[string][]string{"authentication.kubernetes.io/node-name": {node}},
+	}
+	config.Contexts["c"] = &api.Context{Cluster: "c", AuthInfo: "a"}
+	config.CurrentContext = "c"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	client, err := kube.Connect(kube.ClientOptions{Kubeconfig: path, QPS: -1, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
 }
 
 // testDaemonsRequests has the daemon's own client list, watch and write an Event, twice, so that the

@@ -108,6 +108,9 @@ func (e *Events) reference(ctx context.Context, object string) (corev1.ObjectRef
 	case kind == "Service" && namespaced:
 		r.APIVersion, r.Namespace, r.Name = "v1", namespace, inNamespace
 		return r, e.findUID(ctx, corev1.SchemeGroupVersion.WithResource("services"), &r)
+	case kind == "Pod" && namespaced:
+		r.APIVersion, r.Namespace, r.Name = "v1", namespace, inNamespace
+		return r, e.findUID(ctx, corev1.SchemeGroupVersion.WithResource(podsResource), &r)
 	case kind == "EndpointSlice" && namespaced:
 		r.APIVersion, r.Namespace, r.Name = discoveryv1.SchemeGroupVersion.String(), namespace, inNamespace
 		return r, e.findUID(ctx, discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), &r)

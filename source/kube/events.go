@@ -41,8 +41,8 @@ const eventsPerSecond rate.Limit = 0.5
 
 // Event is something that people should find with kubectl.
 type Event struct {
-	// Object is what it regards: "Service default/web", "EndpointSlice ns/name", "ServiceCIDR name", "Node name";
-	// empty: the own Node.
+	// Object is what it regards: "Service default/web", "Pod ns/name", "EndpointSlice ns/name", "ServiceCIDR name",
+	// "Node name"; empty: the own Node.
 	Object  string
 	Warning bool   // not Normal
 	Reason  string // one word in CamelCase

@@ -1,7 +1,7 @@
 // Package kube delivers the Services, EndpointSlices, ServiceCIDRs and the own Node of a Kubernetes cluster, and writes
-// Events to it. An object becomes compact as it arrives and is not kept, so that neither the first list nor a relist
-// ever holds the whole objects. Objects stay until the API server changes or deletes them: no error of it, of the
-// network or of an object makes anything vanish.
+// Events, Leases and a condition of pods to it. An object becomes compact as it arrives and is not kept, so that
+// neither the first list nor a relist ever holds the whole objects. Objects stay until the API server changes or
+// deletes them: no error of it, of the network or of an object makes anything vanish.
 //
 //	API server ══ watch, protobuf ══► stream ─► compact ─► Reflector ─► mirror ─► Batch ─► Next()
 //	           ◄════ Events ═════ queue, one worker ◄─ Emit()     (what changed, coalesced by object)
@@ -60,6 +60,7 @@ type Client struct {
 	groups  map[schema.GroupVersion]rest.Interface // the groups of the API that are watched
 	events  rest.Interface
 	leases  rest.Interface
+	pods    rest.Interface     // to write to them
 	objects metadata.Interface // to find UIDs
 	link    *link
 	log     *slog.Logger
@@ -127,7 +128,7 @@ func Connect(o ClientOptions) (*Client, error) {
 }
 
 // prepare makes the clients. They share connections. Events have a limit of their own, so that many
-// of them do not delay what matters, and so have Leases.
+// of them do not delay what matters, and so have Leases and Pods.
 func (c *Client) prepare(config *rest.Config) error {
 	http, err := rest.HTTPClientFor(config)
 	if err != nil {
@@ -154,7 +155,11 @@ func (c *Client) prepare(config *rest.Config) error {
 		return err
 	}
 	config.RateLimiter = limiter(config)
-	c.leases, err = restClient(config, http, coordinationv1.SchemeGroupVersion)
+	if c.leases, err = restClient(config, http, coordinationv1.SchemeGroupVersion); err != nil {
+		return err
+	}
+	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(podWrites, podBurst)
+	c.pods, err = restClient(config, http, corev1.SchemeGroupVersion)
 	return err
 }
 

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -97,8 +98,11 @@ func diagnose(resource string, err error) problem {
 		return problem{"", "the API server does not accept the credentials",
 			"renew the token or client certificate; files of them are read again by themselves" + kept}
 	case apierrors.IsForbidden(err):
-		return problem{resource, "the API server forbids a request",
-			"bind the user to cluster role system:node-proxier" + kept}
+		advice := "bind the user to cluster role system:node-proxier"
+		if strings.HasPrefix(resource, podsResource) {
+			advice = "readinessGate needs the rights to list and watch pods, and to patch pods/status"
+		}
+		return problem{resource, "the API server forbids a request", advice + kept}
 	case errors.As(err, &status):
 		return problem{resource, "the API server answers with an error", "see the server's log" + kept}
 	}

@@ -95,7 +95,7 @@ func (m *mirror) Replace(objects []any, version string) error {
 		m.tell(b, version)
 		m.UpdateResourceVersion("")
 		if gone > 1 && gone == had {
-			m.source.log.Warn("the API server reports no object of a kind any more; their rows are removed",
+			m.source.log.Warn("the API server reports no object of a kind any more; all count as deleted",
 				"resource", m.resource, "count", gone)
 		}
 	})

@@ -36,21 +36,27 @@ type Source struct {
 
 // Source begins to watch the cluster for a node.
 func (c *Client) Source(node string) *Source {
-	ctx, cancel := context.WithCancel(context.Background())
-	s := &Source{log: c.log, ctx: ctx, cancel: cancel, changed: make(chan struct{}, 1)}
-	// The first Batch says "none" of what turns out not to exist.
-	s.pending = service.Batch{Node: &service.Node{}, ServiceCIDRs: []netip.Prefix{}}
-	for _, k := range kinds(node) {
-		m := newMirror(k, s)
-		s.mirrors = append(s.mirrors, m)
-		w := &watcher{mirror: m, client: c.groups[k.group], link: c.link, timing: c.timing}
-		s.running.Go(func() { w.run(ctx) })
-	}
+	s := c.watch(kinds(node)...)
 	c.source.Store(s)
 	s.running.Go(func() {
 		s.remind(c.timing.reminder, c.server)
 		s.remindOfNode(c.timing.reminder)
 	})
+	return s
+}
+
+// watch begins to watch kinds of objects.
+func (c *Client) watch(all ...*kind) *Source {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Source{log: c.log, ctx: ctx, cancel: cancel, changed: make(chan struct{}, 1)}
+	// The first Batch says "none" of what turns out not to exist.
+	s.pending = service.Batch{Node: &service.Node{}, ServiceCIDRs: []netip.Prefix{}}
+	for _, k := range all {
+		m := newMirror(k, s)
+		s.mirrors = append(s.mirrors, m)
+		w := &watcher{mirror: m, client: c.groups[k.group], link: c.link, timing: c.timing}
+		s.running.Go(func() { w.run(ctx) })
+	}
 	return s
 }
 
