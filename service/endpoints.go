@@ -114,6 +114,7 @@ type selection struct {
 	candidates []candidate
 	serving    [2]int // the weights of those that take connections in each pool
 	most       uint16 // the largest weight that any of them has by annotation
+	finest     uint64 // the largest weight that any of them may have
 	hints      hints
 	hns        bool // weights are equal, and an endpoint of an unknown node is on another one
 	health     judgement
@@ -123,7 +124,10 @@ type selection struct {
 
 // choose decides what each endpoint of a Service's port is in each pool, of which id is one.
 func choose(v *View, service *Service, id model.PoolID, candidates []candidate) selection {
-	s := selection{candidates: candidates, hints: hints{node: v.Node, zone: v.Zone}}
+	s := selection{
+		candidates: candidates, hints: hints{node: v.Node, zone: v.Zone},
+		finest: finestWeight(len(service.Ports) * len(candidates)),
+	}
 	if v.Judge != nil {
 		s.health = v.Judge(service, id)
 	}
@@ -213,7 +217,7 @@ func (s *selection) backends(pool int) []model.Backend {
 	return all
 }
 
-// weight is in proportion to what the annotation says, and at most maxWeight.
+// weight is in proportion to what the annotation says, and at most the finest.
 func (s *selection) weight(c *candidate, pool int) uint16 {
 	switch {
 	case s.hns:
@@ -230,8 +234,8 @@ func (s *selection) weight(c *candidate, pool int) uint16 {
 		most *= max(h.spill.keep, h.spill.give)
 		weight *= h.spill.factor(c, h.zone)
 	}
-	if most > maxWeight {
-		weight = max(1, (weight*maxWeight+most/2)/most)
+	if most > s.finest {
+		weight = max(1, (weight*s.finest+most/2)/most)
 	}
 	return uint16(weight)
 }

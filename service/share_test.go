@@ -60,6 +60,33 @@ func TestTable_shares(t *testing.T) {
 	step("one that nothing can have", wide("other", "e", 1, 5000, 5000), "[greedy/b other/e]", "Service other/e: spec: its ports × ")
 }
 
+// The weights of a Service are small where it has very many of them, and equal ones never matter.
+func TestTable_weights(t *testing.T) {
+	for _, c := range []struct {
+		ports, endpoints int
+		weights          string // the first, the last and all together, of a port
+	}{
+		{6, 40, "1 40 820"}, {1, 256, "1 256 32896"}, {2, 256, "1 128 16512"}, {40, 50, "1 32 816"}, {300, 40, "1 16 329"},
+	} {
+		b := wide("one", "web", 1, c.ports, c.endpoints)
+		slice := b.Slices[0].Is
+		for i := range slice.Endpoints {
+			slice.Endpoints[i].Weight = uint16(i + 1)
+		}
+		state, _, _ := newTable(t, service.Options{}).Update(b)
+		for id, p := range state.Pools {
+			all, sum := p.Backends, 0
+			for _, backend := range all {
+				sum += int(backend.Weight)
+			}
+			got := fmt.Sprint(all[0].Weight, " ", all[len(all)-1].Weight, " ", sum)
+			if got != c.weights {
+				t.Errorf("%d ports, %d endpoints: pool %s has weights %s, not %s", c.ports, c.endpoints, id, got, c.weights)
+			}
+		}
+	}
+}
+
 // Listeners for health checks are shared, too. A Service that gets none is served all the same.
 func TestTable_listeners(t *testing.T) {
 	options := defaultOptions()

@@ -79,10 +79,18 @@ const leastOfTwo = "least-of-two"
 const (
 	// oneWeight is that of an endpoint of which no annotation says anything else.
 	oneWeight = 1
-	// maxWeight bounds what a pool costs a plane that has a slot for each unit of weight. Where Cilium's annotation says
-	// more, all weights of the pool become smaller, see selection.weight.
-	maxWeight = 256
+	// maxWeight bounds what a pool costs a plane that has a slot for each unit of weight, and serviceWeight what all
+	// pools of a Service do, if that leaves its backends leastWeight. Where annotations say more, all weights of the pool
+	// become smaller, see selection.weight.
+	maxWeight     = 256
+	serviceWeight = 1 << 16
+	leastWeight   = 16
 )
+
+// finestWeight is the largest weight of a backend in a Service that has so many for all its ports.
+func finestWeight(backends int) uint64 {
+	return uint64(min(maxWeight, max(leastWeight, serviceWeight/max(1, backends))))
+}
 
 // weights are those of a slice's endpoints: "3" gives all of them one, "10.244.1.2=3,10.244.2.2=0" gives
 // some their own, "3,10.244.2.2=0" does both.
