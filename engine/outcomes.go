@@ -30,6 +30,7 @@ const (
 type looks struct {
 	at      time.Time // the next one
 	last    time.Time
+	watch   bool // answers are asked for
 	failure said.Condition
 	asking  int        // how many connections of the agent are under way
 	asked   chan asked // holds maxAsks
@@ -60,13 +61,14 @@ func (e *Engine) learn(ctx context.Context) {
 	var all []model.Outcome
 	stale := now.Sub(e.looks.last) > lookStale
 	e.looks.last = now
-	err := e.options.Plane.Outcomes(ctx, e.options.Table.Watches(), func(o model.Outcome) {
+	err := e.options.Plane.Outcomes(ctx, e.looks.watch, func(o model.Outcome) {
 		if !stale && len(all) < maxOutcomes {
 			all = append(all, o)
 		}
 	})
 	e.askBackends(ctx, now)
-	eager := e.options.Table.Learn(now, all)
+	var eager bool
+	e.looks.watch, eager = e.options.Table.Learn(now, all)
 	switch {
 	case err != nil:
 		e.looks.at = now.Add(lookAgain)

@@ -67,9 +67,10 @@ func (h Health) of(s *Service) Health {
 }
 
 // Learn takes in what became of connections, and the time. The next Update shows the decisions about backends. It
-// is called a few times a second, and more often while it reports that some may be ejected, so that each failure counts
-// at once. A namespace's outcomes concern its own Services only.
-func (t *Table) Learn(now time.Time, outcomes []model.Outcome) (eager bool) {
+// is called a few times a second, and more often while it is eager: some may be ejected, so each failure counts at once.
+// It reports watch if answers matter: some backend is suspected, or tried again. A namespace's outcomes concern its own
+// Services only.
+func (t *Table) Learn(now time.Time, outcomes []model.Outcome) (watch, eager bool) {
 	for i := range outcomes {
 		t.learn(now, &outcomes[i])
 	}
@@ -87,9 +88,10 @@ func (t *Table) Learn(now time.Time, outcomes []model.Outcome) (eager bool) {
 		if len(p) == 0 {
 			delete(t.ports, id)
 		}
-		eager = eager || h.Mode == HealthEject && p.hasFailed()
+		failed := p.hasFailed()
+		watch, eager = watch || failed, eager || failed && h.Mode == HealthEject
 	}
-	return eager
+	return watch, eager
 }
 
 // learn finds the Service port of an outcome: of the pools at its address, the one that has the backend, or had it.
@@ -150,14 +152,4 @@ func (t *Table) Rises() bool { return len(t.ports) > 0 }
 // Judges reports whether outcomes matter at all.
 func (t *Table) Judges() bool {
 	return t.options.Health.Mode == HealthObserve || t.options.Health.Mode == HealthEject
-}
-
-// Watches reports whether answers matter at present: some backend is suspected, or tried again.
-func (t *Table) Watches() bool {
-	for _, p := range t.ports {
-		if p.hasFailed() {
-			return true
-		}
-	}
-	return false
 }

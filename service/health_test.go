@@ -37,6 +37,7 @@ type health struct {
 	state   *model.State
 	options service.Options
 	now     time.Time
+	watch   bool // answers are told
 	shares  string
 	changes []string
 }
@@ -84,7 +85,7 @@ func (h *health) play(t *testing.T, seconds float64, script string) {
 		var outcomes []model.Outcome
 		for _, l := range lines {
 			weight := h.weight(l.backend)
-			if l.result == "accepts" || at < l.from || at >= l.to || weight == 0 || results[l.result] == model.Answered && !h.table.Watches() {
+			if l.result == "accepts" || at < l.from || at >= l.to || weight == 0 || results[l.result] == model.Answered && !h.watch {
 				continue
 			}
 			outcomes = append(outcomes, model.Outcome{
@@ -99,7 +100,7 @@ func (h *health) play(t *testing.T, seconds float64, script string) {
 			})
 			h.table.Asked(h.now, ask, accepted)
 		}
-		h.table.Learn(h.now, outcomes)
+		h.watch, _ = h.table.Learn(h.now, outcomes)
 		h.state, _, _ = h.table.Update(service.Batch{})
 		h.note()
 	}

@@ -211,13 +211,13 @@ func orphanSets(f nft.Family) []*nft.Set {
 // resetOrphans answer a packet of a client, which has its backend's address by now.
 func resetOrphans(f nft.Family) []nft.Chain {
 	n := f.Address.Words()
-	rule := nft.NewRule("reset", append(nft.IsProtocol(unix.IPPROTO_TCP),
+	rule := nft.NewRule("reset", nft.IsProtocol(unix.IPPROTO_TCP),
 		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)}, nft.Equals([]byte{0}),
 		nft.Tuple{Key: f.CtSource, Register: nft.Word(0)},
 		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(n)},
 		nft.Tuple{Key: f.CtSource, Register: nft.Word(n + 1), Reply: true},
 		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(2*n + 1), Reply: true},
-		nft.In(orphanSet), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})...)
+		nft.In(orphanSet), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	hook := func(name string, number uint32) nft.Chain {
 		return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number}, Rules: []nft.Rule{rule}}
 	}

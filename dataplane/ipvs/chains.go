@@ -82,8 +82,8 @@ func (t *table) hooks() []nft.Chain {
 // it would forget the connection in ten seconds, and a node's socket would be refused.
 func forgedEnd() nft.Rule {
 	const fin, rst = 1, 4
-	return nft.NewRule("forged ends of connections", slices.Concat(is(expr.CtStateBitINVALID),
-		nft.TCPFlags(fin|rst, nft.Differs([]byte{0})), []any{nft.Drop()})...)
+	return nft.NewRule("forged ends of connections",
+		is(expr.CtStateBitINVALID), nft.TCPFlags(fin|rst, nft.Differs([]byte{0})), nft.Drop())
 }
 
 func inputAfterIPVS(rule nft.Rule) nft.Chain {
@@ -102,7 +102,7 @@ func (t *table) aroundIPVS() []nft.Chain {
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)}, nft.Bits(0, destinationTranslated, 0),
 		nft.Equals(nft.Native(0)),
 	})
-	restoreMark := nft.NewRule("the former mark", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())...)
+	restoreMark := nft.NewRule("the former mark", hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())
 	return []nft.Chain{
 		{Name: chainBefore, Rules: []nft.Rule{
 			nft.NewRule("untracked packets", append(is(expr.CtStateBitUNTRACKED),
@@ -111,7 +111,7 @@ func (t *table) aroundIPVS() []nft.Chain {
 				nft.GoTo(chainUntracked))...),
 			nft.NewRule("select the virtual server of the pool", slices.Concat(
 				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), swap(), []any{nft.Accept()})...),
-			nft.NewRule("others' marks select none", slices.Concat(hasMarkBits(expr.MetaKeyMARK), is(tracked), hide())...),
+			nft.NewRule("others' marks select none", hasMarkBits(expr.MetaKeyMARK), is(tracked), hide()),
 		}},
 		{Name: chainSent, Rules: append([]nft.Rule{restoreMark}, t.keepMasquerade()...)},
 		{Name: chainAfter, Rules: []nft.Rule{

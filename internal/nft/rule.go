@@ -37,8 +37,19 @@ type Rule struct {
 // Expression is one that google/nftables does not have, or has wrong.
 type Expression interface{ Encode() []byte }
 
-// NewRule makes one.
-func NewRule(comment string, exprs ...any) Rule { return Rule{comment, exprs} }
+// NewRule makes one. Expressions may come in lists, and these in others.
+func NewRule(comment string, exprs ...any) Rule { return Rule{comment, flat(exprs)} }
+
+func flat(exprs []any) (all []any) {
+	for _, x := range exprs {
+		if list, ok := x.([]any); ok {
+			all = append(all, flat(list)...)
+		} else {
+			all = append(all, x)
+		}
+	}
+	return all
+}
 
 // encode returns the rule as the kernel wants it, and a hash of it. That is kept in the rule's user data, where nft
 // does not look, and tells whether a rule found in the kernel is the one we want.

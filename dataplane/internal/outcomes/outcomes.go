@@ -184,37 +184,31 @@ func passAssured() nft.Rule {
 func status() any { return &expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)} }
 
 // failures are the rules that find connections that fail.
-func failures(f nft.Family) (rules []nft.Rule) {
+func failures(f nft.Family) []nft.Rule {
 	again := []any{
 		status(), nft.Bits(0, statusConfirmed|statusReplied, 0), nft.Equals(nft.Native(statusConfirmed)),
+		add(f, "unanswered", true),
 	}
-	rule := func(comment string, parts ...[]any) {
-		var all []any
-		for _, p := range parts {
-			all = append(all, p...)
-		}
-		rules = append(rules, nft.NewRule(comment, all...))
-	}
-	rule("SYN again", flags(flagSYN|flagACK|flagRST, flagSYN), again, add(f, "unanswered", true))
-	for _, p := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
-		rule("again", nft.IsProtocol(p), again, add(f, "unanswered", true))
-	}
-	rule("reset", flags(flagRST|flagACK, flagRST|flagACK), ofSYN(), isReply(), add(f, "refused", true))
 	related := []any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: nft.Word(0)}, nft.Bits(0, stateRelated, 0), nft.Differs(nft.Native(0)),
 	}
-	rule("unreachable", unreachable(f), related, isReply(), add(f, "refused", true))
-	rules = append(rules, nft.NewRule("", nft.Jump(chainAnswers)))
-	return rules
+	refused := []any{isReply(), add(f, "refused", true)}
+	return []nft.Rule{
+		nft.NewRule("SYN again", flags(flagSYN|flagACK|flagRST, flagSYN), again),
+		nft.NewRule("again", nft.IsProtocol(unix.IPPROTO_UDP), again),
+		nft.NewRule("again", nft.IsProtocol(unix.IPPROTO_SCTP), again),
+		nft.NewRule("reset", flags(flagRST|flagACK, flagRST|flagACK), ofSYN(), refused),
+		nft.NewRule("unreachable", unreachable(f), related, refused),
+		nft.NewRule("", nft.Jump(chainAnswers)),
+	}
 }
 
 // answers are the rules that find those that are answered.
 func answers(f nft.Family) []nft.Rule {
-	syn := append(flags(flagSYN|flagACK, flagSYN|flagACK), isReply()...)
-	other := []any{nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Differs([]byte{byte(model.TCP)})}
+	answer := []any{isReply(), add(f, "answered", false)}
 	return []nft.Rule{
-		nft.NewRule("SYN and ACK", append(syn, add(f, "answered", false)...)...),
-		nft.NewRule("an answer", append(append(other, isReply()...), add(f, "answered", false)...)...),
+		nft.NewRule("SYN and ACK", flags(flagSYN|flagACK, flagSYN|flagACK), answer),
+		nft.NewRule("an answer", nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Differs([]byte{unix.IPPROTO_TCP}), answer),
 	}
 }
 

@@ -80,33 +80,31 @@ func (s *Socket) left() {
 // backend is trusted again; but there must be a file for that.
 func (p *Proxy) await(c Call, s *Socket, b model.Backend, patience time.Duration) error {
 	c.conn.Reach(s)
-	q := &question{Call: c, Socket: s, backend: b.AddrPort()}
-	err := p.hear(q, patience)
-	if errors.Is(err, os.ErrDeadlineExceeded) && patience < p.options.DialTimeout {
+	ends := p.hear(&c, b.AddrPort())
+	err, rest := s.Await(patience), p.options.DialTimeout-patience
+	if errors.Is(err, os.ErrDeadlineExceeded) && rest > 0 {
 		if back := c.conn.borrow(1); back != nil {
 			c.conn.Reach(nil)
 			p.group.Go(func() {
 				defer back()
-				p.awaitLate(q)
+				defer context.AfterFunc(p.context, s.Reset)()
+				late := s.Await(rest)
+				if ends(late); late == nil {
+					c.pool.trust(b.AddrPort())
+				}
+				s.left()
+				s.Close()
 			})
 			return err
 		}
-		err = p.hear(q, p.options.DialTimeout)
+		err = s.Await(rest)
 	}
+	ends(err)
 	s.left()
 	if err != nil {
 		s.Close()
 	}
 	return err
-}
-
-func (p *Proxy) awaitLate(q *question) {
-	defer context.AfterFunc(p.context, q.Reset)()
-	if p.hear(q, p.options.DialTimeout) == nil {
-		q.pool.trust(q.backend)
-	}
-	q.left()
-	q.Close()
 }
 
 // Connect makes a socket in the namespace of the plane, sets it up, and asks a backend.

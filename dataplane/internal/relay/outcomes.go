@@ -53,7 +53,7 @@ func (p *Proxy) tell(c *Call, backend netip.AddrPort, r model.Result) {
 
 // tellError does so where an error says something of the backend.
 func (p *Proxy) tellError(c *Call, backend netip.AddrPort, err error) {
-	if errors.Is(err, unix.ETIMEDOUT) {
+	if errors.Is(err, unix.ETIMEDOUT) || errors.Is(err, os.ErrDeadlineExceeded) {
 		p.tell(c, backend, model.Unanswered)
 	}
 	for _, refused := range []error{unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH} {
@@ -63,39 +63,16 @@ func (p *Proxy) tellError(c *Call, backend netip.AddrPort, err error) {
 	}
 }
 
-// A question was put to a backend.
-type question struct {
-	Call
-	*Socket
-	backend netip.AddrPort
-	waited  time.Duration
-	told    bool // that there was no answer
-}
-
-// hear waits for an answer until so much time has passed since the question, and tells the outcome.
-func (p *Proxy) hear(q *question, until time.Duration) error {
-	for {
-		next := until
-		if q.waited < silence {
-			next = min(until, silence)
-		}
-		err := q.Await(next - q.waited)
-		switch {
+// hear tells once if a backend does not answer a call in time. The function that it returns is for the end of the
+// question: it tells an answer, or an error that comes before that.
+func (p *Proxy) hear(c *Call, backend netip.AddrPort) (end func(error)) {
+	late := time.AfterFunc(min(silence, p.options.DialTimeout), func() { p.tell(c, backend, model.Unanswered) })
+	return func(err error) {
+		switch inTime := late.Stop(); {
 		case err == nil:
-			p.tell(&q.Call, q.backend, model.Answered)
-			return nil
-		case !errors.Is(err, os.ErrDeadlineExceeded):
-			if !q.told {
-				p.tellError(&q.Call, q.backend, err)
-			}
-			return err
-		}
-		if q.waited = next; !q.told && q.waited >= min(silence, p.options.DialTimeout) {
-			p.tell(&q.Call, q.backend, model.Unanswered)
-			q.told = true
-		}
-		if q.waited == until {
-			return err
+			p.tell(c, backend, model.Answered)
+		case inTime:
+			p.tellError(c, backend, err)
 		}
 	}
 }
