@@ -278,7 +278,7 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		Connect:         d.node.connector(),
 		ResetOrphans:    s.ResetOrphans,
 		HealthAddress:   s.HealthAddress,
-		Health:          map[string]http.Handler{drain.Path: d.drain},
+		Health:          map[string]http.Handler{drain.Path: d.metrics.Drained(d.drain)},
 		HealthFile:      s.HealthFile,
 		HardFail:        d.config.Load().KubeProxy.BindAddressHardFail,
 		ControlSocket:   s.ControlSocket,

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -151,6 +153,27 @@ histogram kubeproxy_conntrack_reconciler_sync_duration_seconds{ip_family="IPv4"}
 histogram kubeproxy_conntrack_reconciler_sync_duration_seconds{ip_family="IPv6"} 1 sum 0.001 in ≤0.001
 `)
 	})
+}
+
+func TestDrained(t *testing.T) {
+	t.Parallel()
+	m := metrics.New(metrics.Options{})
+	h := m.Drained(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		expect(t, m, "gauge fairlead_drained_waiting{} 1\n")
+		if err := http.NewResponseController(w).Flush(); err != nil { // it reaches what is behind
+			t.Error(err)
+		}
+	}))
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/drained", nil))
+	late := m.Drained(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "not drained", http.StatusServiceUnavailable)
+	}))
+	for range 2 {
+		late.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/drained", nil))
+	}
+	expect(t, m, `counter fairlead_drained_requests_total{code="200"} 1
+counter fairlead_drained_requests_total{code="503"} 2
+`)
 }
 
 // TestClockOfAnother: the endpoint controller's clock is ahead of this node's.

@@ -2,6 +2,8 @@ package metrics
 
 import (
 	"errors"
+	"net/http"
+	"strconv"
 	"time"
 
 	"k8s.io/component-base/metrics"
@@ -133,6 +135,31 @@ func (m *Metrics) Answered(path string, status int) {
 		m.proxy.livez.count(status)
 	}
 }
+
+// Drained counts the answers of a handler, and the requests that wait for one.
+func (m *Metrics) Drained(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.own.waiting.Inc()
+		defer m.own.waiting.Dec()
+		a := &answer{w, http.StatusOK}
+		h.ServeHTTP(a, r)
+		m.own.drained(strconv.Itoa(a.status)).Inc()
+	})
+}
+
+// answer notes the status.
+type answer struct {
+	http.ResponseWriter
+	status int
+}
+
+func (a *answer) WriteHeader(status int) {
+	a.status = status
+	a.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 // Switched counts an attempt to change the data plane. The result is success, failure or cancelled.
 func (m *Metrics) Switched(from, to, result string, took time.Duration) {

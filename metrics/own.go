@@ -28,6 +28,9 @@ type own struct {
 
 	switches     func(...string) metrics.CounterMetric
 	switchLasted metrics.ObserverMetric
+
+	drained func(...string) metrics.CounterMetric
+	waiting metrics.GaugeMetric // for that
 }
 
 // newOwn makes Fairlead's own metrics that are counted as things happen. The descriptions are the text of
@@ -61,6 +64,13 @@ func newOwn(s *registry) own {
 			"Times that kube-proxy's rules were found again after their removal."))(),
 		closed: s.counter(fairlead("http_closed_connections_total",
 			"Connections of HTTP clients that a limit closed, by listener and limit.", "listener", "reason")),
+	}
+	o.drained = s.counter(fairlead("drained_requests_total",
+		"Answers to pods that wait until they are drained, by status: 200 drained, 503 not in time, 429 too many waited.",
+		"code"))
+	o.waiting = s.gauge(fairlead("drained_waiting", "Pods that wait until they are drained."))()
+	for _, code := range []string{"200", "404", "429", "503"} {
+		o.drained(code)
 	}
 	o.switches = s.counter(fairlead("plane_switches_total",
 		"Attempts to change the data plane while the process runs.", "from", "to", "result"))

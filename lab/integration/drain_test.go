@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -55,6 +56,12 @@ func testDrain(w *world) {
 				w.Error(r)
 			}
 		})
+	}
+	at := netip.MustParseAddrPort("127.0.0.1:10249")
+	_, body, err := w.proxy.Get(w.Context(), at, "/metrics")
+	answered := regexp.MustCompile(`(?m)^fairlead_drained_requests_total\{code="200"\} [1-9]`)
+	if text := string(body); err != nil || !answered.MatchString(text) || !strings.Contains(text, "\nfairlead_drained_waiting 0\n") {
+		w.Errorf("%v: no answers to pods are counted, or some still wait:\n%s", err, text)
 	}
 }
 
