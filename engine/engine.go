@@ -187,7 +187,7 @@ func New(o Options) *Engine {
 		edited:      said.Share{Words: 2 * maxEdits, While: time.Minute},
 		lastChanges: map[string]LastChange{},
 		problems:    newProblems(),
-		looks:       looks{asked: make(chan asked, maxAsks)},
+		looks:       looks{asked: make(chan service.Ask, maxAsks)},
 		orphans:     orphans{gone: dataplane.Gone{}},
 	}
 	e.queue = e.newQueue()

@@ -32,14 +32,8 @@ type looks struct {
 	last    time.Time
 	watch   bool // answers are asked for
 	failure said.Condition
-	asking  int        // how many connections of the agent are under way
-	asked   chan asked // holds maxAsks
-}
-
-// asked is what became of a connection to an ejected backend.
-type asked struct {
-	service.Ask
-	accepted bool
+	asking  int              // how many connections of the agent are under way
+	asked   chan service.Ask // with the answers; holds maxAsks
 }
 
 // learns reports whether the Table has to be told of outcomes or of the time.
@@ -86,16 +80,16 @@ func (e *Engine) learn(ctx context.Context) {
 func (e *Engine) askBackends(ctx context.Context, now time.Time) {
 	l := &e.looks
 	for len(l.asked) > 0 {
-		a := <-l.asked
 		l.asking--
-		e.options.Table.Asked(now, a.Ask, a.accepted)
+		e.options.Table.Asked(now, <-l.asked)
 	}
 	for _, next := range e.options.Table.Asks(maxAsks - l.asking) {
 		l.asking++
 		go func() {
 			limited, cancel := context.WithTimeout(ctx, askTimeout)
 			defer cancel()
-			l.asked <- asked{next, e.options.Connect(limited, next.Backend)}
+			next.Accepted = e.options.Connect(limited, next.Backend)
+			l.asked <- next
 		}()
 	}
 }

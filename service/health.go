@@ -66,10 +66,10 @@ func (h Health) of(s *Service) Health {
 	return h
 }
 
-// Learn takes in what became of connections, and the time. The next Update shows the decisions about backends. It
-// is called a few times a second, and more often while it is eager: some may be ejected, so each failure counts at once.
-// It reports watch if answers matter: some backend is suspected, or tried again. A namespace's outcomes concern its own
-// Services only.
+// Learn takes in what became of connections, and the time. The next Update shows the decisions about backends. Learn
+// is called a few times a second. While it is eager, it is called more often: some may be ejected, and each failure
+// counts. It reports watch if answers matter: some backend is suspected, or tried again. A namespace's outcomes
+// concern its own Services only.
 func (t *Table) Learn(now time.Time, outcomes []model.Outcome) (watch, eager bool) {
 	for i := range outcomes {
 		t.learn(now, &outcomes[i])
@@ -112,8 +112,9 @@ func (t *Table) learn(now time.Time, o *model.Outcome) {
 
 // Ask is a question of a Table: does a backend that is ejected, or is to be, accept a connection of TCP?
 type Ask struct {
-	Port    model.PoolID // the Service port and address family
-	Backend netip.AddrPort
+	Port     model.PoolID // the Service port and address family
+	Backend  netip.AddrPort
+	Accepted bool // the answer
 }
 
 // Asks are new questions, so many at most. Asked takes each answer.
@@ -122,21 +123,21 @@ func (t *Table) Asks(most int) (all []Ask) {
 		for at, b := range p {
 			if b.ask && len(all) < most {
 				b.ask = false
-				all = append(all, Ask{id, at})
+				all = append(all, Ask{Port: id, Backend: at})
 			}
 		}
 	}
 	return all
 }
 
-// Asked takes in whether a backend has accepted a connection.
-func (t *Table) Asked(now time.Time, a Ask, accepted bool) {
+// Asked takes in an answer.
+func (t *Table) Asked(now time.Time, a Ask) {
 	b, e := t.ports[a.Port][a.Backend], t.entries[rowOwner(a.Port.Service)]
 	switch {
 	case b == nil || e == nil || e.service == nil:
-	case b.level == 0 && accepted:
+	case b.level == 0 && a.Accepted:
 		b.answered = true
-	case b.level > trialLevel && accepted:
+	case b.level > trialLevel && a.Accepted:
 		b.answers(now)
 	case b.level > trialLevel:
 		b.denied = b.failed > 0

@@ -95,10 +95,10 @@ func (h *health) play(t *testing.T, seconds float64, script string) {
 		}
 		h.now = begin.Add(time.Duration(at * float64(time.Second)))
 		for _, ask := range h.table.Asks(100) { // answered as any client would be
-			accepted := slices.ContainsFunc(lines, func(l line) bool {
+			ask.Accepted = slices.ContainsFunc(lines, func(l line) bool {
 				return at >= l.from && at < l.to && (l.result == "answered" || l.result == "accepts") && ask.Backend.Addr() == backendAddr(l.backend)
 			})
-			h.table.Asked(h.now, ask, accepted)
+			h.table.Asked(h.now, ask)
 		}
 		h.watch, _ = h.table.Learn(h.now, outcomes)
 		h.state, _, _ = h.table.Update(service.Batch{})

@@ -47,15 +47,6 @@ const (
 	flagSYN, flagRST, flagACK = 0x02, 0x04, 0x10
 )
 
-// The sets, by their numbers.
-const (
-	unanswered = iota
-	refused
-	answered
-)
-
-var results = [...]model.Result{unanswered: model.Unanswered, refused: model.Refused, answered: model.Answered}
-
 // Watch is what the kernel tells of a network namespace, from the first Take on. It needs CAP_NET_ADMIN and Linux 5.12.
 type Watch struct {
 	Network namespace.Namespace
@@ -100,7 +91,8 @@ func (w *Watch) take(answers bool, f func(model.Outcome)) (err error) {
 	now := map[string]struct{}{}
 	for _, t := range w.tables {
 		for set := range t.Sets {
-			if set == answered && !w.answers {
+			result := model.Result(set)
+			if result == model.Answered && !w.answers {
 				continue
 			}
 			reset := func() {} // elements that are listed twice are told once
@@ -111,7 +103,7 @@ func (w *Watch) take(answers bool, f func(model.Outcome)) (err error) {
 					return
 				}
 				w.seen[key] = struct{}{}
-				f(outcome(t.Family, e.Key, results[set]))
+				f(outcome(t.Family, e.Key, result))
 			})
 			if err != nil {
 				return err
@@ -139,6 +131,7 @@ func (w *Watch) tellAnswers(tell bool) error {
 	return w.ruleset.Send(tx, tx.Steps)
 }
 
+// sets are one for each model.Result.
 func sets(f nft.Family) []*nft.Set {
 	pair := append(append(f.FrontendKey(), f.Address, nft.Port), f.Address)
 	set := func(name string, key []nft.Field) *nft.Set {
@@ -146,7 +139,8 @@ func sets(f nft.Family) []*nft.Set {
 	}
 	connection := append(pair[:len(pair):len(pair)], nft.Port)
 	return []*nft.Set{
-		unanswered: set("unanswered", connection), refused: set("refused", connection), answered: set("answered", pair),
+		model.Unanswered: set("unanswered", connection), model.Refused: set("refused", connection),
+		model.Answered: set("answered", pair),
 	}
 }
 

@@ -53,13 +53,11 @@ func (p *Proxy) tell(c *Call, backend netip.AddrPort, r model.Result) {
 
 // tellError does so where an error says something of the backend.
 func (p *Proxy) tellError(c *Call, backend netip.AddrPort, err error) {
-	if errors.Is(err, unix.ETIMEDOUT) || errors.Is(err, os.ErrDeadlineExceeded) {
+	switch {
+	case errors.Is(err, unix.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded):
 		p.tell(c, backend, model.Unanswered)
-	}
-	for _, refused := range []error{unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH} {
-		if errors.Is(err, refused) {
-			p.tell(c, backend, model.Refused)
-		}
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
+		p.tell(c, backend, model.Refused)
 	}
 }
 
