@@ -80,11 +80,6 @@ func (p *Plane) outcomes(answered bool, f func(model.Outcome)) (err error) {
 	return nil
 }
 
-var results = [...]model.Result{
-	objectsResultIS_ANSWERED: model.Answered, objectsResultIS_UNANSWERED: model.Unanswered,
-	objectsResultIS_REFUSED: model.Refused,
-}
-
 // openTold begins to read what the programs tell that are loaded.
 func (p *Plane) openTold() (err error) {
 	t := &p.told
@@ -133,7 +128,7 @@ func (p *Plane) tellAnswers(wanted bool) (err error) {
 func (o objectsOutcome) outcome() model.Outcome {
 	return model.Outcome{
 		To: o.To.addrPort(), Protocol: model.Protocol(o.Protocol), Backend: o.Backend.addrPort(),
-		Client: o.Client.addr(), Result: results[o.Result],
+		Client: o.Client.addr(), Result: model.Result(o.Result), // enum result has the same numbers
 	}
 }
 

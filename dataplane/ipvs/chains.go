@@ -51,9 +51,8 @@ func (t *table) constantChains() []nft.Chain {
 // servedIn lets packets to virtual servers pass whose addresses are in ranges of Service addresses.
 func (t *table) servedIn(ranges string) nft.Rule {
 	key, _ := t.Family.DestinationKey()
-	return nft.NewRule("virtual servers in "+ranges, slices.Concat(
-		[]any{t.Family.Load(t.Family.Destination, 0), nft.In(ranges)}, key,
-		[]any{nft.In("virtual-servers"), nft.Accept()})...)
+	return nft.NewRule("virtual servers in "+ranges,
+		t.Family.Load(t.Family.Destination, 0), nft.In(ranges), key, nft.In("virtual-servers"), nft.Accept())
 }
 
 func (t *table) hooks() []nft.Chain {
@@ -65,8 +64,7 @@ func (t *table) hooks() []nft.Chain {
 		at("prerouting", nat, unix.NF_INET_PRE_ROUTING, nft.Translation,
 			append(t.FromPods("pods", nft.GoTo(nft.ChainInternal)), nft.NewRule("", nft.GoTo(nft.ChainServices)))...),
 		at("output", nat, unix.NF_INET_LOCAL_OUT, nft.Translation,
-			nft.NewRule("refusals, whose destination may be a Service address",
-				append(is(expr.CtStateBitRELATED), nft.Accept())...),
+			nft.NewRule("refusals, whose destination may be a Service address", is(expr.CtStateBitRELATED), nft.Accept()),
 			nft.NewRule("this node", nft.GoTo(nft.ChainInternal))),
 		at("input-before-ipvs", filter, unix.NF_INET_LOCAL_IN, beforeIPVSIn,
 			forgedEnd(), nft.NewRule("", nft.GoTo(chainBefore))),
@@ -98,35 +96,32 @@ func inputAfterIPVS(rule nft.Rule) nft.Chain {
 func (t *table) aroundIPVS() []nft.Chain {
 	const destinationTranslated = 1 << 5 // IPS_DST_NAT
 	tracked := uint32(expr.CtStateBitNEW | expr.CtStateBitESTABLISHED)
-	chosen := slices.Concat(is(expr.CtStateBitNEW), t.notTaken(), []any{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)}, nft.Bits(0, destinationTranslated, 0),
-		nft.Equals(nft.Native(0)),
-	})
+	chosen := []any{
+		is(expr.CtStateBitNEW), t.notTaken(), &expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)},
+		nft.Bits(0, destinationTranslated, 0), nft.Equals(nft.Native(0)),
+	}
 	restoreMark := nft.NewRule("the former mark", hasMarkBits(expr.MetaKeyMARK), is(tracked), swap())
 	return []nft.Chain{
 		{Name: chainBefore, Rules: []nft.Rule{
-			nft.NewRule("untracked packets", append(is(expr.CtStateBitUNTRACKED),
+			nft.NewRule("untracked packets", is(expr.CtStateBitUNTRACKED),
 				// Connection tracking itself leaves out neighbours' questions.
-				nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Differs([]byte{unix.IPPROTO_ICMPV6}),
-				nft.GoTo(chainUntracked))...),
-			nft.NewRule("select the virtual server of the pool", slices.Concat(
-				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), swap(), []any{nft.Accept()})...),
+				nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Differs([]byte{unix.IPPROTO_ICMPV6}), nft.GoTo(chainUntracked)),
+			nft.NewRule("select the virtual server of the pool",
+				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), swap(), nft.Accept()),
 			nft.NewRule("others' marks select none", hasMarkBits(expr.MetaKeyMARK), is(tracked), hide()),
 		}},
 		{Name: chainSent, Rules: append([]nft.Rule{restoreMark}, t.keepMasquerade()...)},
 		{Name: chainAfter, Rules: []nft.Rule{
 			restoreMark,
-			nft.NewRule("masquerade, whatever others did to the mark", slices.Concat(
-				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW), []any{
-					nft.LoadMeta(expr.MetaKeyPRIORITY, 0), nft.Bits(0, masqueradeFlag, 0), nft.Differs(nft.Native(0)),
-					nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, ^t.Mark, t.Mark), nft.StoreMeta(expr.MetaKeyMARK, 0),
-				})...),
-			nft.NewRule("affinity", slices.Concat(chosen, originalKey(t.Family),
-				[]any{nft.In("sticky"), nft.Jump(chainLearn)})...),
-			nft.NewRule("", append(hasMarkBits(expr.MetaKeyPRIORITY), nft.ResetPriority(0)...)...),
+			nft.NewRule("masquerade, whatever others did to the mark",
+				hasMarkBits(expr.MetaKeyPRIORITY), is(expr.CtStateBitNEW),
+				nft.LoadMeta(expr.MetaKeyPRIORITY, 0), nft.Bits(0, masqueradeFlag, 0), nft.Differs(nft.Native(0)),
+				nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, ^t.Mark, t.Mark), nft.StoreMeta(expr.MetaKeyMARK, 0)),
+			nft.NewRule("affinity", chosen, originalKey(t.Family), nft.In("sticky"), nft.Jump(chainLearn)),
+			nft.NewRule("", hasMarkBits(expr.MetaKeyPRIORITY), nft.ResetPriority(0)),
 		}},
 		{Name: chainLearn, Rules: append([]nft.Rule{
-			nft.NewRule("", append(hasPool(), nft.GoTo(chainLearnInternal))...),
+			nft.NewRule("", hasPool(), nft.GoTo(chainLearnInternal)),
 		}, t.learn(frontends)...)},
 		{Name: chainLearnInternal, Rules: t.learn(internalFrontends)},
 	}
@@ -143,19 +138,14 @@ func (t *table) notTaken() []any {
 // see it in LOCAL_OUT may set another mark. Only what IPVS sends has a connection when it comes there; what sockets
 // send gets one later.
 func (t *table) keepMasquerade() []nft.Rule {
-	masquerade := slices.Concat(
-		[]any{nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, t.Mark, 0), nft.Equals(nft.Native(t.Mark))},
-		is(expr.CtStateBitNEW))
-	note := func(conditions []any, mask uint32) []any {
-		return slices.Concat(masquerade, conditions, []any{
+	note := func(conditions []any, mask uint32) nft.Rule {
+		return nft.NewRule("keep in mind: masquerade",
+			nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, t.Mark, 0), nft.Equals(nft.Native(t.Mark)),
+			is(expr.CtStateBitNEW), conditions,
 			nft.LoadMeta(expr.MetaKeyPRIORITY, 0), nft.Bits(0, mask, markBits|masqueradeFlag),
-			nft.StoreMeta(expr.MetaKeyPRIORITY, 0), nft.Accept(),
-		})
+			nft.StoreMeta(expr.MetaKeyPRIORITY, 0), nft.Accept())
 	}
-	return []nft.Rule{
-		nft.NewRule("keep in mind: masquerade", note(hasMarkBits(expr.MetaKeyPRIORITY), nft.PoolMask)...),
-		nft.NewRule("keep in mind: masquerade", note(nil, 0)...),
-	}
+	return []nft.Rule{note(hasMarkBits(expr.MetaKeyPRIORITY), nft.PoolMask), note(nil, 0)}
 }
 
 // swap exchanges mark and priority.
