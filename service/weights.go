@@ -79,7 +79,7 @@ const leastOfTwo = "least-of-two"
 const (
 	// oneWeight is that of an endpoint of which no annotation says anything else.
 	oneWeight = 1
-	// maxWeight bounds what a pool costs a plane that has a slot for each unit of weight, and serviceWeight what all
+	// maxWeight bounds what a pool costs a plane that has a slot for each unit of weight. serviceWeight bounds what all
 	// pools of a Service do, if that leaves its backends leastWeight. Where annotations say more, all weights of the pool
 	// become smaller, see selection.weight.
 	maxWeight     = 256
