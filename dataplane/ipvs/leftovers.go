@@ -225,9 +225,9 @@ func (r *leftovers) startDraining() (connections int, err error) {
 // connections. The node's own sockets listen there, too, and no Service has a say about their ports any more. So a new
 // connection is refused that neither IPVS nor the plane in force has taken.
 func (t *table) closing() []nft.Chain {
-	refuse := nft.NewRule("addresses that are local for IPVS only", slices.Concat(
-		[]any{t.Family.Load(t.Family.Destination, 0), nft.In(t.Sets[localAddresses].Name)},
-		is(expr.CtStateBitNEW), t.notTaken(), []any{nft.GoTo(nft.ChainReject)})...)
+	refuse := nft.NewRule("addresses that are local for IPVS only",
+		t.Family.Load(t.Family.Destination, 0), nft.In(t.Sets[localAddresses].Name),
+		is(expr.CtStateBitNEW), t.notTaken(), nft.GoTo(nft.ChainReject))
 	return []nft.Chain{t.RejectChain(), inputAfterIPVS(refuse)}
 }
 

@@ -121,7 +121,7 @@ func (t *table) redirected(to string, conditions ...[]any) (rules []nft.Rule) {
 		return nil
 	}
 	for _, c := range conditions {
-		rules = append(rules, nft.NewRule("", append(slices.Clone(c), nft.GoTo(to))...))
+		rules = append(rules, nft.NewRule("", c, nft.GoTo(to)))
 	}
 	return rules
 }

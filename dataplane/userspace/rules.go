@@ -90,7 +90,7 @@ func (t *table) send() []nft.Rule {
 		return t.translatedNext()
 	}
 	return slices.Concat([]nft.Rule{
-		nft.NewRule("", append(isSCTP(), nft.GoTo(chainLater))...),
+		nft.NewRule("", isSCTP(), nft.GoTo(chainLater)),
 		earlier(), t.ofIPVS(),
 	}, t.later(), []nft.Rule{
 		nft.NewRule("the connection outlives its row", t.setConnectionMark()...),
@@ -121,8 +121,8 @@ func (t *table) prerouting() []nft.Rule {
 	}
 	return []nft.Rule{
 		t.ofProcess(),
-		nft.NewRule("", append(nft.IsProtocol(unix.IPPROTO_UDP), nft.GoTo(chainDispatch))...),
-		nft.NewRule("", append(isSYN(nft.Equals), nft.GoTo(chainDispatch))...),
+		nft.NewRule("", nft.IsProtocol(unix.IPPROTO_UDP), nft.GoTo(chainDispatch)),
+		nft.NewRule("", isSYN(nft.Equals), nft.GoTo(chainDispatch)),
 		earlier(), ours(nil),
 		nft.NewRule("", nft.GoTo(chainDispatch)),
 	}
@@ -130,7 +130,7 @@ func (t *table) prerouting() []nft.Rule {
 
 // ours leads packets to their sockets, if they have one of the process.
 func ours(condition []any) nft.Rule {
-	return nft.NewRule("", slices.Concat(condition, isTransparent(), []any{nft.Jump(chainOurs)})...)
+	return nft.NewRule("", condition, isTransparent(), nft.Jump(chainOurs))
 }
 
 // ofSockets is for packets with a socket. At an address of the node the kernel itself finds a socket that is in
@@ -160,13 +160,11 @@ func (t *table) output() []nft.Rule {
 	reply := []any{direction, nft.Equals([]byte{directionReply})}
 	return append([]nft.Rule{
 		t.ofProcess(),
-		nft.NewRule("our own", append(append(isTransparent(), direction, nft.Differs([]byte{directionReply})),
-			t.setConnectionMark()...)...),
-		nft.NewRule("", append(isTransparent(), nft.Accept())...),
-		nft.NewRule("errors are for clients", slices.Concat(reply, t.isICMP(), []any{nft.Accept()})...),
-		nft.NewRule("answers to us", append(reply, t.ofConnection(nft.GoTo(chainDeliver))...)...),
-		nft.NewRule("our connections", append(append(nft.IsProtocol(unix.IPPROTO_TCP), isSYN(nft.Differs)...),
-			t.ofConnection(nft.GoTo(chainDeliver))...)...),
+		nft.NewRule("our own", isTransparent(), direction, nft.Differs([]byte{directionReply}), t.setConnectionMark()),
+		nft.NewRule("", isTransparent(), nft.Accept()),
+		nft.NewRule("errors are for clients", reply, t.isICMP(), nft.Accept()),
+		nft.NewRule("answers to us", reply, t.ofConnection(nft.GoTo(chainDeliver))),
+		nft.NewRule("our connections", isSYN(nft.Differs), t.ofConnection(nft.GoTo(chainDeliver))),
 	}, t.beginning(chainOutput)...)
 }
 
@@ -188,10 +186,10 @@ func (t *table) unlessTranslated(next string) []nft.Rule {
 func (t *table) beginning(next string) []nft.Rule {
 	datagrams := nft.IsProtocol(unix.IPPROTO_UDP)
 	if t.phase == waiting {
-		return []nft.Rule{nft.NewRule("", append(datagrams, t.ofConnection(nft.GoTo(next))...)...)}
+		return []nft.Rule{nft.NewRule("", datagrams, t.ofConnection(nft.GoTo(next)))}
 	}
 	return []nft.Rule{
-		nft.NewRule("", append(datagrams, nft.GoTo(next))...),
+		nft.NewRule("", datagrams, nft.GoTo(next)),
 		earlier(),
 		nft.NewRule("", nft.GoTo(next)),
 	}
@@ -202,10 +200,10 @@ func (t *table) beginning(next string) []nft.Rule {
 func (t *table) origins(prefix string) []nft.Rule {
 	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
 	here := []any{nft.LoadMeta(expr.MetaKeyIIFTYPE, 0), nft.Equals(loopback)}
-	rules := []nft.Rule{nft.NewRule("this node", append(slices.Clone(here), nft.GoTo(prefix+fromNode.String()))...)}
+	rules := []nft.Rule{nft.NewRule("this node", here, nft.GoTo(prefix+fromNode.String()))}
 	if prefix == "" && !t.redirectAll {
-		rules = slices.Insert(rules, 0, nft.NewRule("of our sockets, or for no row", append(here,
-			nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, t.Mark, 0), nft.Equals(nft.Native(0)), nft.Accept())...))
+		rules = slices.Insert(rules, 0, nft.NewRule("of our sockets, or for no row", here,
+			nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, t.Mark, 0), nft.Equals(nft.Native(0)), nft.Accept()))
 	}
 	rules = append(rules, t.FromPods("pods", nft.GoTo(prefix+fromPod.String()))...)
 	return append(rules, nft.NewRule("", nft.GoTo(prefix+elsewhere.String())))
@@ -284,14 +282,13 @@ func (t *table) take(o origin) []nft.Rule {
 	family := t.Family.Number
 	proxy := &expr.TProxy{Family: family, TableFamily: family, RegAddr: nft.Word(address), RegPort: nft.Word(port)}
 	return slices.Concat([]nft.Rule{earlier(), t.ofIPVS()}, t.later(), []nft.Rule{
-		nft.NewRule("the flow is ours", append(nft.IsProtocol(unix.IPPROTO_UDP), t.setConnectionMark()...)...),
+		nft.NewRule("the flow is ours", nft.IsProtocol(unix.IPPROTO_UDP), t.setConnectionMark()),
 		nft.NewRule("to the process",
 			&expr.Immediate{Register: nft.Word(address), Data: t.loopback().AsSlice()},
 			&expr.Immediate{Register: nft.Word(port), Data: bigEndian(t.ports[o])},
 			proxy, nft.LoadMeta(expr.MetaKeyMARK, 8), nft.Bits(8, ^t.Mark, t.Mark), nft.StoreMeta(expr.MetaKeyMARK, 8),
 			nft.Accept()),
-		nft.NewRule("the connection is unknown", append(append(nft.IsProtocol(unix.IPPROTO_TCP), isSYN(nft.Differs)...),
-			nft.GoTo(nft.ChainReject))...),
+		nft.NewRule("the connection is unknown", isSYN(nft.Differs), nft.GoTo(nft.ChainReject)),
 		nft.NewRule("", nft.Drop()),
 	})
 }
@@ -299,7 +296,7 @@ func (t *table) take(o origin) []nft.Rule {
 // translatedNext leaves alone what will be redirected.
 func (t *table) translatedNext() (rules []nft.Rule) {
 	for _, condition := range t.redirectable() {
-		rules = append(rules, nft.NewRule("", append(slices.Clone(condition), nft.GoTo(chainLater))...))
+		rules = append(rules, nft.NewRule("", condition, nft.GoTo(chainLater)))
 	}
 	return rules
 }
@@ -329,8 +326,8 @@ func (t *table) answersToUs() []nft.Rule {
 	if t.redirectAll {
 		return nil
 	}
-	return []nft.Rule{nft.NewRule("answers to our sockets", append(nft.IsProtocol(unix.IPPROTO_UDP),
-		append(isTransparent(), nft.GoTo(chainDeliver))...)...)}
+	return []nft.Rule{nft.NewRule("answers to our sockets",
+		nft.IsProtocol(unix.IPPROTO_UDP), isTransparent(), nft.GoTo(chainDeliver))}
 }
 
 // later leaves alone what has begun since another plane is in force. Once only the rows of datagrams are left, no

@@ -129,7 +129,7 @@ func (t *Table) Admission(v model.Verdict, snat model.SNAT, sources string) (rul
 // Masquerade is the rule for packets whose source is to be replaced.
 func (t *Table) Masquerade() Rule {
 	return NewRule("replace the source address, clear the mark",
-		slices.Concat(t.marked(), t.clearMark(), []any{&expr.Masq{FullyRandom: true}})...)
+		t.marked(), t.clearMark(), &expr.Masq{FullyRandom: true})
 }
 
 // MasqueradeTo are such rules for clients with a port from 1024 on, which get one of a range. (Below that are ports
@@ -137,18 +137,13 @@ func (t *Table) Masquerade() Rule {
 func (t *Table) MasqueradeTo(ports PortRange) (rules []Rule) {
 	const first = 1024
 	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
-		rules = append(rules, NewRule("replace the source address and port, clear the mark", slices.Concat(
-			t.marked(),
-			[]any{
-				LoadMeta(expr.MetaKeyL4PROTO, 0), Equals([]byte{byte(p)}),
-				loadSourcePort(0), &expr.Cmp{Op: expr.CmpOpGte, Register: Word(0), Data: encodePort(first)},
-			},
+		rules = append(rules, NewRule("replace the source address and port, clear the mark",
+			t.marked(), IsProtocol(byte(p)),
+			loadSourcePort(0), &expr.Cmp{Op: expr.CmpOpGte, Register: Word(0), Data: encodePort(first)},
 			t.clearMark(),
-			[]any{
-				&expr.Immediate{Register: Word(0), Data: encodePort(ports.First)},
-				&expr.Immediate{Register: Word(1), Data: encodePort(ports.Last)},
-				masqueradeTo{first: Word(0), last: Word(1)},
-			})...))
+			&expr.Immediate{Register: Word(0), Data: encodePort(ports.First)},
+			&expr.Immediate{Register: Word(1), Data: encodePort(ports.Last)},
+			masqueradeTo{first: Word(0), last: Word(1)}))
 	}
 	return rules
 }
@@ -166,7 +161,6 @@ func (t *Table) clearMark() []any {
 // MasqueradeHairpin is the rule for backends that reach themselves. It begins with the plane's conditions.
 func (t *Table) MasqueradeHairpin(conditions ...any) Rule {
 	f := t.Family
-	return NewRule("backends that reach themselves", append(conditions,
-		f.Load(f.Source, 0), f.Load(f.Destination, f.Address.Words()), In("hairpin"),
-		&expr.Masq{FullyRandom: true})...)
+	return NewRule("backends that reach themselves", conditions,
+		f.Load(f.Source, 0), f.Load(f.Destination, f.Address.Words()), In("hairpin"), &expr.Masq{FullyRandom: true})
 }
