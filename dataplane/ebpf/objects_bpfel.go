@@ -37,6 +37,14 @@ type objectsChunk struct {
 	Turns [32]uint16
 }
 
+type objectsCounted struct {
+	_       structs.HostLayout
+	As      objectsTrafficKey
+	Added   uint64
+	Packets [2]uint32
+	Bytes   [2]uint32
+}
+
 type objectsEndpoint struct {
 	_    structs.HostLayout
 	Addr objectsAddr

@@ -20,7 +20,6 @@ import (
 	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/localhost"
 	"fairlead.dev/fairlead/dataplane/nftables"
-	"fairlead.dev/fairlead/dataplane/outcomes"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
 )
@@ -128,7 +127,7 @@ func (c *client) measureDetail(
 	timed("first Sync", func() error { return p.Sync(b.Context(), s) })
 	end := func() {}
 	if d.observes {
-		end = observe(b, c.bed, p)
+		end = observe(b, p)
 	}
 	defer func() { end() }()
 	for range 3 {
@@ -158,25 +157,16 @@ func (c *client) measureDetail(
 	return took, err
 }
 
-// observe has the kernel tell what becomes of connections, as the engine does, until end is called, once or more.
-func observe(b *testing.B, bed *testbed.Bed, p dataplane.Dataplane) (end func()) {
+// observe has a plane tell what becomes of connections, as the engine does, until end is called, once or more.
+func observe(b *testing.B, p dataplane.Dataplane) (end func()) {
 	b.Helper()
-	var watch *outcomes.Watch
-	err := bed.Do(testbed.Node, func() (err error) {
-		watch, err = outcomes.Open()
-		return err
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
 	const interval = 200 * time.Millisecond
 	ctx, cancel := context.WithCancel(b.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		for next := time.NewTicker(interval); ; {
-			ignore := func(model.Outcome) {}
-			if err := errors.Join(watch.Take(false, ignore), p.Outcomes(ctx, false, ignore)); err != nil && ctx.Err() == nil {
+			if err := p.Outcomes(ctx, false, func(model.Outcome) {}); err != nil && ctx.Err() == nil {
 				b.Error(err)
 			}
 			select {
@@ -190,7 +180,6 @@ func observe(b *testing.B, bed *testbed.Bed, p dataplane.Dataplane) (end func())
 	return sync.OnceFunc(func() {
 		cancel()
 		<-ended
-		_ = watch.Close()
 	})
 }
 

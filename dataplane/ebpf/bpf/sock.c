@@ -272,31 +272,58 @@ static __always_inline void forget_service(struct bpf_sock_addr *ctx, __u64 cook
 		bpf_map_delete_elem(&flows, &back);
 }
 
-// For whose traffic a socket's packets count, until the kernel has no state of the socket. One of UDP that asks several
-// Services counts for the one that it asked last.
+// What a socket has sent and got since that was added to the traffic of its backend: now and then, at the end, and from
+// then on with each packet. One of UDP that asks several Services counts for the one that it asked last.
+struct counted {
+	struct traffic_key as;
+	__u64 added; // when, in jiffies; 0: the socket is closed
+	__u32 packets[DIRECTIONS];
+	__u32 bytes[DIRECTIONS];
+};
+
+#define ADD_JIFFIES 250 // a quarter of a second, or more where the kernel ticks slower
+
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct traffic_key);
+	__type(value, struct counted);
 } counting SEC(".maps");
+
+static __noinline int add_counted(struct counted *c)
+{
+	if (!c)
+		return 0;
+	for (int way = 0; way < DIRECTIONS; way++) {
+		if (c->packets[way])
+			add_traffic(&c->as, way, c->packets[way], c->bytes[way]);
+		c->packets[way] = c->bytes[way] = 0;
+	}
+	return 0;
+}
 
 static __noinline int count_for(struct bpf_sock_addr *ctx, const struct pool *p, const struct endpoint *backend)
 {
 	if (!counts_traffic || !p || !backend)
 		return 0;
-	struct traffic_key key = {.pool = p->name, .backend = *backend};
-	struct traffic_key *own = bpf_sk_storage_get(&counting, ctx->sk, &key, BPF_SK_STORAGE_GET_F_CREATE);
+	struct counted fresh = {.as = {.pool = p->name, .backend = *backend}, .added = bpf_jiffies64()};
+	struct counted *own = bpf_sk_storage_get(&counting, ctx->sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
 
-	if (own)
-		*own = key;
+	if (own && (own->as.pool != p->name || !same(&own->as.backend, backend))) {
+		add_counted(own);
+		own->as = fresh.as;
+	}
 	return 0;
 }
 
 static __noinline int count_no_more(struct bpf_sock_addr *ctx)
 {
-	if (counts_traffic)
+	struct counted *own = counts_traffic ? bpf_sk_storage_get(&counting, ctx->sk, 0, 0) : NULL;
+
+	if (own) {
+		add_counted(own);
 		bpf_sk_storage_delete(&counting, ctx->sk);
+	}
 	return 0;
 }
 
@@ -499,10 +526,19 @@ TRANSLATE_BACK(getpeername, 6)
 static __always_inline int pass(struct __sk_buff *skb, enum direction way)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
-	struct traffic_key *own = sk ? bpf_sk_storage_get(&counting, sk, 0, 0) : NULL;
+	struct counted *own = sk ? bpf_sk_storage_get(&counting, sk, 0, 0) : NULL;
 
-	if (own)
-		add_traffic(own, way, skb->gso_segs ? skb->gso_segs : 1, skb->len);
+	if (!own)
+		return ALLOWED;
+	own->packets[way] += skb->gso_segs ? skb->gso_segs : 1;
+	own->bytes[way] += skb->len;
+	__u64 now = bpf_jiffies64();
+
+	if (now - own->added >= ADD_JIFFIES) {
+		if (own->added)
+			own->added = now;
+		add_counted(own);
+	}
 	return ALLOWED;
 }
 
@@ -525,6 +561,12 @@ int closed(struct bpf_sock *ctx)
 
 	if (n && own_place(cookie))
 		__sync_fetch_and_add(n, -1);
+	struct counted *own = counts_traffic ? bpf_sk_storage_get(&counting, ctx, 0, 0) : NULL;
+
+	if (own) {
+		own->added = 0;
+		add_counted(own);
+	}
 	return ALLOWED;
 }
 
