@@ -120,6 +120,7 @@ func (g *Gate) show(ctx context.Context, p kube.Pod) {
 			g.tell(&p, now)
 			p.Routed = now
 		}
+		g.tellMore()
 		if p.Routed == shown(&p) {
 			return
 		}
@@ -148,17 +149,30 @@ func shown(p *kube.Pod) kube.Routed {
 
 // tell says that a pod is not reached and why, or that it is after all.
 func (g *Gate) tell(p *kube.Pod, now kube.Routed) {
+	if now.Is && p.Routed.Why == "" {
+		return // it was reached at once, which takes no word
+	}
 	g.mu.Lock()
 	may := g.said.May(p.Name.Namespace, time.Now())
 	g.mu.Unlock()
 	object := "Pod " + p.Name.String()
 	switch {
 	case !may:
-	case !now.Is:
+	case now.Is:
+		g.Log.Info("this node reaches a pod at last", "object", object)
+	default:
 		g.Log.Warn("this node does not reach a pod; it stays unready", "object", object, "error", now.Why)
 		g.Emit(kube.Event{Object: object, Warning: true, Reason: "NotRouted", Message: now.Why})
-	case p.Routed.Why != "":
-		g.Log.Info("this node reaches a pod at last", "object", object)
+	}
+}
+
+// tellMore says of how many there was no room to tell.
+func (g *Gate) tellMore() {
+	g.mu.Lock()
+	more, of := g.said.Withheld()
+	g.mu.Unlock()
+	if more > 0 {
+		g.Log.Warn("more pods that this node does not reach, or reaches at last", "count", more, "total", of)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -25,7 +26,7 @@ type node struct {
 	*Gate
 	began  time.Time
 	log    strings.Builder
-	events int
+	events []string // their objects
 
 	mu       sync.Mutex
 	tell     func(service.Name, *kube.Pod)
@@ -81,15 +82,19 @@ func (n *node) answers(_ context.Context, to netip.AddrPort) error {
 	return n.broken[to.Addr()]
 }
 
-func (n *node) event(kube.Event) {
+func (n *node) event(e kube.Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.events++
+	n.events = append(n.events, e.Object)
 }
 
-// has the watch tell what a pod is now.
+// has the watch tell what a pod is now. It is in default.
 func (n *node) has(name string, uid types.UID, addrs ...string) {
-	p := &kube.Pod{Name: service.Name{Namespace: "default", Name: name}, UID: uid, Port: 8080}
+	n.hasIn("default", name, uid, addrs...)
+}
+
+func (n *node) hasIn(namespace, name string, uid types.UID, addrs ...string) {
+	p := &kube.Pod{Name: service.Name{Namespace: namespace, Name: name}, UID: uid, Port: 8080}
 	for _, a := range addrs {
 		p.Addrs = append(p.Addrs, netip.MustParseAddr(a))
 	}
@@ -178,8 +183,8 @@ func TestGate_late(t *testing.T) {
 				t.Errorf("%d times %s in\n%s", got, word, &n.log)
 			}
 		}
-		if asks := len(n.asked); n.events != 2 || asks > 2*(3600/5+30) {
-			t.Errorf("%d Events, %d probes", n.events, asks)
+		if asks := len(n.asked); len(n.events) != 2 || asks > 2*(3600/5+30) {
+			t.Errorf("Events of %s, %d probes", n.events, asks)
 		}
 	})
 }
@@ -226,7 +231,8 @@ func TestGate_refused(t *testing.T) {
 	})
 }
 
-// However many pods of a namespace are not reached, there are few lines, and those of another namespace are told.
+// However many pods of a namespace are not reached, there are few lines, which say how many more there are. That of
+// another namespace is told.
 func TestGate_many(t *testing.T) {
 	newNode(t, func(n *node) {
 		for i := range 200 {
@@ -235,9 +241,44 @@ func TestGate_many(t *testing.T) {
 			n.has(fmt.Sprint("pod-", i), types.UID(a), a)
 		}
 		bubble.Pass(30 * time.Second)
-		lines := strings.Count(n.log.String(), "level=WARN")
-		if lines == 0 || lines > words || n.events != lines || len(n.writes) != 200 {
-			t.Errorf("%d lines, %d Events, %d conditions", lines, n.events, len(n.writes))
+		n.fails("10.244.2.2", errNoRoute)
+		n.hasIn("other", "bad", "bad", "10.244.2.2")
+		bubble.Pass(time.Minute)
+		told := strings.Count(n.log.String(), "stays unready")
+		if told == 0 || told > words || len(n.events) != told || len(n.writes) != 201 || n.events[told-1] != "Pod other/bad" {
+			t.Errorf("%d lines, %d conditions, Events of %s", told, len(n.writes), n.events)
+		}
+		withheld := 0
+		for _, line := range strings.Split(n.log.String(), "\n") {
+			if _, rest, ok := strings.Cut(line, " count="); ok {
+				var more int
+				if _, err := fmt.Sscan(rest, &more); err != nil {
+					t.Error(err)
+				}
+				withheld += more
+			}
+		}
+		if told+withheld != 201 {
+			t.Errorf("%d pods are told of, %d counted in\n%s", told, withheld, &n.log)
+		}
+	})
+}
+
+// Pods that are reached at once take no words from those that are not.
+func TestGate_good(t *testing.T) {
+	newNode(t, func(n *node) {
+		n.fails("10.244.2.2", errNoRoute)
+		n.fails("10.244.2.3", errNoRoute)
+		for i := range 40 {
+			a := fmt.Sprintf("10.244.1.%d", i+2)
+			n.has(fmt.Sprint("good-", i), types.UID(a), a)
+		}
+		n.has("bad", "1", "10.244.2.2")
+		n.hasIn("other", "bad", "2", "10.244.2.3")
+		bubble.Pass(30 * time.Second)
+		slices.Sort(n.events)
+		if got := fmt.Sprint(n.events); got != "[Pod default/bad Pod other/bad]" || len(n.writes) != 42 {
+			t.Errorf("Events of %s, %d conditions", got, len(n.writes))
 		}
 	})
 }
