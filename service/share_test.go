@@ -66,7 +66,7 @@ func TestTable_weights(t *testing.T) {
 		ports, endpoints int
 		weights          string // the first, the last and all together, of a port
 	}{
-		{6, 40, "1 40 820"}, {1, 256, "1 256 32896"}, {2, 256, "1 128 16512"}, {40, 50, "1 32 816"}, {300, 40, "1 16 329"},
+		{6, 40, "1 40 820"}, {1, 256, "1 256 32896"}, {2, 256, "1 128 16512"}, {40, 50, "1 32 816"}, {41, 50, "1 16 409"}, {300, 40, "1 16 329"},
 	} {
 		b := wide("one", "web", 1, c.ports, c.endpoints)
 		slice := b.Slices[0].Is

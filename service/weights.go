@@ -87,9 +87,14 @@ const (
 	leastWeight   = 16
 )
 
-// finestWeight is the largest weight of a backend in a Service that has so many for all its ports.
+// finestWeight is the largest weight of a backend in a Service that has so many for all its ports. It is a power of two,
+// so that hardly any endpoint that comes or goes changes the weights of the others.
 func finestWeight(backends int) uint64 {
-	return uint64(min(maxWeight, max(leastWeight, serviceWeight/max(1, backends))))
+	finest := uint64(maxWeight)
+	for finest > leastWeight && finest*uint64(backends) > serviceWeight {
+		finest /= 2
+	}
+	return finest
 }
 
 // weights are those of a slice's endpoints: "3" gives all of them one, "10.244.1.2=3,10.244.2.2=0" gives

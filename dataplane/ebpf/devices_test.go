@@ -259,17 +259,25 @@ func TestDevices_remove(t *testing.T) {
 	}))
 }
 
-// A plane that leaves packets to another one takes its own programs for them away.
+// A plane that leaves packets to another one takes its own programs for them away. It still counts what sockets send.
 func TestDevices_behind(t *testing.T) {
 	c := newCluster(t)
 	s := parse(t, web)
 	p := c.open()
 	check(t, p.Sync(t.Context(), s))
 	check(t, p.Close())
-	p = c.openAs(ebpf.Options{Serve: ebpf.Behind})
+	p = c.openWith(dataplane.Config{Counters: dataplane.PerBackend}, ebpf.Options{Serve: ebpf.Behind})
 	defer p.Close()
 	check(t, p.Sync(t.Context(), s))
 	c.await("")
 	c.audited(p, s)
 	c.expect("pod-b source 10.244.1.20", "client", model.UDP, "10.96.0.10:53")
+	counters, err := p.Counters(t.Context())
+	check(t, err)
+	for _, served := range counters.Served {
+		if served.ToBackend.Packets > 0 {
+			return
+		}
+	}
+	t.Errorf("no packet is counted:\n%s", counters)
 }

@@ -40,9 +40,10 @@ type objectsChunk struct {
 type objectsCounted struct {
 	_       structs.HostLayout
 	As      objectsTrafficKey
-	Added   uint64
-	Packets [2]uint32
-	Bytes   [2]uint32
+	Added   [2]uint64
+	Closed  uint64
+	Packets [2]uint64
+	Bytes   [2]uint64
 }
 
 type objectsEndpoint struct {

@@ -61,6 +61,9 @@ func (p *Plane) auditStanding() error {
 	p.closePackets()
 	p.closeStanding()
 	for _, name := range flowMaps() {
+		if name == packetsMapTraffic && p.countsSockets() {
+			continue
+		}
 		p.memory[name].Close()
 		delete(p.memory, name)
 	}

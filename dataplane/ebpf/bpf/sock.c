@@ -273,12 +273,14 @@ static __always_inline void forget_service(struct bpf_sock_addr *ctx, __u64 cook
 }
 
 // What a socket has sent and got since that was added to the traffic of its backend: now and then, at the end, and from
-// then on with each packet. One of UDP that asks several Services counts for the one that it asked last.
+// then on with each packet. Two processors may count packets of a socket at the same time. One of UDP that asks several
+// Services counts for the one that it asked last.
 struct counted {
 	struct traffic_key as;
-	__u64 added; // when, in jiffies; 0: the socket is closed
-	__u32 packets[DIRECTIONS];
-	__u32 bytes[DIRECTIONS];
+	__u64 added[DIRECTIONS]; // when, in jiffies
+	__u64 closed;
+	__u64 packets[DIRECTIONS];
+	__u64 bytes[DIRECTIONS];
 };
 
 #define ADD_JIFFIES 250 // a quarter of a second, or more where the kernel ticks slower
@@ -290,27 +292,43 @@ struct {
 	__type(value, struct counted);
 } counting SEC(".maps");
 
-static __noinline int add_counted(struct counted *c)
+// take_all empties a sum. Linux 5.10 has no operation that does so in one step: what is counted meanwhile stays. If two
+// processors take the same, the sum is below zero after that, and who takes it next gives back what was too much.
+static __always_inline __u64 take_all(__u64 *sum)
 {
-	if (!c)
+	__u64 n = *(volatile __u64 *)sum;
+
+	__sync_fetch_and_add(sum, -n);
+	return n;
+}
+
+static __noinline int add_counted(struct counted *c, enum direction way)
+{
+	if (!c || way >= DIRECTIONS)
 		return 0;
-	for (int way = 0; way < DIRECTIONS; way++) {
-		if (c->packets[way])
-			add_traffic(&c->as, way, c->packets[way], c->bytes[way]);
-		c->packets[way] = c->bytes[way] = 0;
-	}
+	__u64 packets = take_all(&c->packets[way]), bytes = take_all(&c->bytes[way]);
+
+	if (packets)
+		add_traffic(&c->as, way, packets, bytes);
 	return 0;
+}
+
+static __always_inline void add_both(struct counted *c)
+{
+	add_counted(c, TO_BACKEND);
+	add_counted(c, TO_CLIENT);
 }
 
 static __noinline int count_for(struct bpf_sock_addr *ctx, const struct pool *p, const struct endpoint *backend)
 {
 	if (!counts_traffic || !p || !backend)
 		return 0;
-	struct counted fresh = {.as = {.pool = p->name, .backend = *backend}, .added = bpf_jiffies64()};
+	__u64 now = bpf_jiffies64();
+	struct counted fresh = {.as = {.pool = p->name, .backend = *backend}, .added = {now, now}};
 	struct counted *own = bpf_sk_storage_get(&counting, ctx->sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
 
 	if (own && (own->as.pool != p->name || !same(&own->as.backend, backend))) {
-		add_counted(own);
+		add_both(own);
 		own->as = fresh.as;
 	}
 	return 0;
@@ -321,7 +339,7 @@ static __noinline int count_no_more(struct bpf_sock_addr *ctx)
 	struct counted *own = counts_traffic ? bpf_sk_storage_get(&counting, ctx->sk, 0, 0) : NULL;
 
 	if (own) {
-		add_counted(own);
+		add_both(own);
 		bpf_sk_storage_delete(&counting, ctx->sk);
 	}
 	return 0;
@@ -530,14 +548,13 @@ static __always_inline int pass(struct __sk_buff *skb, enum direction way)
 
 	if (!own)
 		return ALLOWED;
-	own->packets[way] += skb->gso_segs ? skb->gso_segs : 1;
-	own->bytes[way] += skb->len;
+	__sync_fetch_and_add(&own->packets[way], skb->gso_segs ? skb->gso_segs : 1);
+	__sync_fetch_and_add(&own->bytes[way], skb->len);
 	__u64 now = bpf_jiffies64();
 
-	if (now - own->added >= ADD_JIFFIES) {
-		if (own->added)
-			own->added = now;
-		add_counted(own);
+	if (own->closed || now - own->added[way] >= ADD_JIFFIES) {
+		own->added[way] = now;
+		add_counted(own, way);
 	}
 	return ALLOWED;
 }
@@ -564,8 +581,8 @@ int closed(struct bpf_sock *ctx)
 	struct counted *own = counts_traffic ? bpf_sk_storage_get(&counting, ctx, 0, 0) : NULL;
 
 	if (own) {
-		own->added = 0;
-		add_counted(own);
+		own->closed = 1;
+		add_both(own);
 	}
 	return ALLOWED;
 }

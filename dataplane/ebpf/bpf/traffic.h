@@ -33,7 +33,7 @@ struct {
 	__type(value, struct traffic);
 } traffic SEC(".maps");
 
-static __always_inline void add_traffic(const struct traffic_key *key, enum direction way, __u32 packets, __u32 bytes)
+static __always_inline void add_traffic(const struct traffic_key *key, enum direction way, __u64 packets, __u64 bytes)
 {
 	struct traffic *sum = bpf_map_lookup_elem(&traffic, key);
 
