@@ -80,14 +80,14 @@ func (w *world) becomes(what, want string, is func() string) {
 	})
 }
 
-// tables are the tables of nf_tables.
+// tables are the tables of nf_tables, sorted.
 func (w *world) tables() string {
 	w.Helper()
 	out, err := w.bed.Command(w.Context(), testbed.Node, "nft", "list", "tables").CombinedOutput()
 	if err != nil {
 		w.Fatalf("nft: %v %s", err, out)
 	}
-	return string(out)
+	return strings.Join(slices.Sorted(strings.Lines(string(out))), "")
 }
 
 // localRoutes are those of the data plane ipvs.
