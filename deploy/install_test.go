@@ -3,6 +3,7 @@ package deploy
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -169,7 +170,7 @@ func TestRights_readinessGate(t *testing.T) {
 	c.must(t, "", "patch", "pod", "gated", "--subresource=status",
 		`--patch={"status": {"podIPs": [{"ip": "10.244.1.7"}], "podIP": "10.244.1.7"}}`)
 	pods := make(chan *kube.Pod, 10)
-	agent := c.agent(t, string(testbed.Node))
+	agent := c.agent(t, string(testbed.Node), io.Discard)
 	watch := agent.WatchPods(string(testbed.Node), func(_ service.Name, p *kube.Pod) { pods <- p })
 	defer watch.Close()
 	p := eventually.Receive(t, "a pod", pods)
@@ -180,8 +181,10 @@ func TestRights_readinessGate(t *testing.T) {
 		defer cancel()
 		return a.SetRouted(ctx, p, kube.Routed{Is: true, Why: "tested"})
 	}
+	var log strings.Builder
 	eventually.Nil(t, "the policy is in force", func() error {
-		err := set(c.agent(t, "other"), p)
+		log.Reset()
+		err := set(c.agent(t, "other", &log), p)
 		switch {
 		case err == nil:
 			return errors.New("another node's pod can be written")
@@ -190,10 +193,17 @@ func TestRights_readinessGate(t *testing.T) {
 		}
 		return err
 	})
+	if !strings.Contains(log.String(), "own node only") {
+		t.Errorf("the agent does not log that a policy denies what it writes:\n%s", &log)
+	}
+	log.Reset()
 	another := *p
 	another.UID = "another"
-	if err := set(agent, &another); !apierrors.IsInvalid(err) {
+	if err := set(c.agent(t, string(testbed.Node), &log), &another); !apierrors.IsInvalid(err) {
 		t.Errorf("a pod that was replaced: %v", err)
+	}
+	if log.Len() > 0 {
+		t.Errorf("the agent logs that a pod was replaced:\n%s", &log)
 	}
 	if err := set(agent, p); err != nil {
 		t.Error(err)
@@ -203,6 +213,16 @@ func TestRights_readinessGate(t *testing.T) {
 			break
 		}
 	}
+	testOtherFields(t, c)
+	for _, question := range []string{"get pods", "update pods", "patch pods", "delete pods", "create pods/exec"} {
+		answer, _ := c.kubectl(t, c.admin, "", append([]string{"auth", "can-i", "--all-namespaces",
+			"--as=" + account}, strings.Fields(question)...)...)
+		equal(t, question+": "+answer, question+": no")
+	}
+}
+
+// testOtherFields shows that an agent may write no other field of a pod.
+func testOtherFields(t *testing.T, c *cluster) {
 	config := c.Config()
 	config.Impersonate.UserName = account
 	user, err := clientset.NewForConfig(config)
@@ -211,18 +231,15 @@ func TestRights_readinessGate(t *testing.T) {
 	}
 	for _, patch := range []string{
 		`{"status": {"conditions": [{"type": "Ready", "status": "True"}]}}`, `{"status": {"phase": "Failed"}}`,
-		`{"status": {"podIP": "10.0.0.9", "podIPs": [{"$patch": "replace"}, {"ip": "10.0.0.9"}]}}`, `{"metadata": {"labels": {"app": "web"}}}`,
+		`{"status": {"podIP": "10.0.0.9", "podIPs": [{"$patch": "replace"}, {"ip": "10.0.0.9"}]}}`,
+		`{"status": {"initContainerStatuses": [{"name": "init", "image": "init", "imageID": "", "restartCount": 1}]}}`,
+		`{"metadata": {"labels": {"app": "web"}}}`,
 	} {
 		_, err := user.CoreV1().Pods("default").Patch(t.Context(), "gated", types.StrategicMergePatchType, []byte(patch),
 			metav1.PatchOptions{}, "status")
 		if err == nil || !strings.Contains(err.Error(), "the condition fairlead.dev/routed only") {
 			t.Errorf("%s: %v", patch, err)
 		}
-	}
-	for _, question := range []string{"get pods", "update pods", "patch pods", "delete pods", "create pods/exec"} {
-		answer, _ := c.kubectl(t, c.admin, "", append([]string{"auth", "can-i", "--all-namespaces",
-			"--as=" + account}, strings.Fields(question)...)...)
-		equal(t, question+": "+answer, question+": no")
 	}
 }
 
@@ -238,7 +255,7 @@ spec:
 `
 
 // agent is the client of the agent of a node, whose token names it.
-func (c *cluster) agent(t *testing.T, node string) *kube.Client {
+func (c *cluster) agent(t *testing.T, node string, log io.Writer) *kube.Client {
 	t.Helper()
 	config := api.NewConfig()
 	admin := c.Config()
@@ -253,7 +270,7 @@ func (c *cluster) agent(t *testing.T, node string) *kube.Client {
 	if err := clientcmd.WriteToFile(*config, path); err != nil {
 		t.Fatal(err)
 	}
-	client, err := kube.Connect(kube.ClientOptions{Kubeconfig: path, QPS: -1, Log: slog.New(slog.DiscardHandler)})
+	client, err := kube.Connect(kube.ClientOptions{Kubeconfig: path, QPS: -1, Log: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -109,10 +109,12 @@ func (c *Client) SetRouted(ctx context.Context, p *Pod, now Routed) error {
 	const status = "status"
 	err = c.pods.Patch(types.StrategicMergePatchType).Namespace(p.Name.Namespace).Resource(podsResource).Name(p.Name.Name).
 		SubResource(status).Body(patch).Do(ctx).Error()
+	// Invalid is also what admission policies answer.
+	cause, _ := apierrors.StatusCause(err, metav1.CauseTypeFieldValueInvalid)
 	switch {
 	case err == nil:
 		c.link.works(podsResource + "/" + status)
-	case !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err): // else it is gone, or is not the one of that UID
+	case !apierrors.IsNotFound(err) && cause.Field != "metadata.uid": // else it is gone, or is not the one of that UID
 		c.link.failed(podsResource+"/"+status, err)
 	}
 	return err
