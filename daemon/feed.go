@@ -87,7 +87,11 @@ func (s feedSettings) openObjects(l *Logs) (*feed, error) {
 		f.gate = (&readiness.Gate{Node: s.node, API: client, Log: l.Logger(), Emit: f.events.Emit}).Open()
 	}
 	f.watches = func() (all []metrics.Watch) {
-		for _, w := range cluster.Watches() {
+		watches := cluster.Watches()
+		if f.gate != nil {
+			watches = append(watches, f.gate.Watches()...)
+		}
+		for _, w := range watches {
 			all = append(all, metrics.Watch(w))
 		}
 		return all

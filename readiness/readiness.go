@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -28,7 +27,7 @@ import (
 
 // API is what a kube.Client does.
 type API interface {
-	WatchPods(node string, changed func(service.Name, *kube.Pod)) io.Closer
+	WatchPods(node string, changed func(service.Name, *kube.Pod)) kube.PodWatch
 	SetRouted(ctx context.Context, p *kube.Pod, now kube.Routed) error
 }
 
@@ -51,7 +50,7 @@ type Gate struct {
 	Emit func(kube.Event)
 
 	reach   func(context.Context, netip.AddrPort) error
-	watch   io.Closer
+	watch   kube.PodWatch
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -79,6 +78,9 @@ func (g *Gate) Open() *Gate {
 	g.watch = g.API.WatchPods(g.Node, g.changed)
 	return g
 }
+
+// Watches are that of the pods.
+func (g *Gate) Watches() []kube.Watch { return g.watch.Watches() }
 
 // Close leaves all conditions as they are.
 func (g *Gate) Close() error {

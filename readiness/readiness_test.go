@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -52,10 +51,14 @@ func newNode(t *testing.T, test func(*node)) {
 	})
 }
 
-func (n *node) WatchPods(_ string, changed func(service.Name, *kube.Pod)) io.Closer {
+func (n *node) WatchPods(_ string, changed func(service.Name, *kube.Pod)) kube.PodWatch {
 	n.tell = changed
-	return io.NopCloser(nil)
+	return unclosed{}
 }
+
+type unclosed struct{ kube.PodWatch }
+
+func (unclosed) Close() error { return nil }
 
 // SetRouted keeps the condition, and has the watch tell of it.
 func (n *node) SetRouted(_ context.Context, p *kube.Pod, now kube.Routed) error {

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -37,7 +38,13 @@ func TestReadinessGate(t *testing.T) {
 		w.kubectl(append([]string{"create", "clusterrole", name}, strings.Fields("--verb="+what)...)...)
 		w.kubectl("create", "clusterrolebinding", name, "--clusterrole="+name, "--serviceaccount=kube-system:kube-proxy")
 	}
-	w.step("ready", func(w *world) { w.becomesReady("asks-nobody") })
+	w.step("ready", func(w *world) {
+		w.becomesReady("asks-nobody")
+		_, metrics, err := w.proxy.Get(w.Context(), netip.MustParseAddrPort("127.0.0.1:10249"), "/metrics")
+		if err != nil || !strings.Contains(string(metrics), `fairlead_watch_silence_seconds{resource="pods"}`) {
+			w.Errorf("%v: the watch of pods is not measured:\n%s", err, metrics)
+		}
+	})
 	w.step("not routed", func(w *world) {
 		w.node("ip rule add pref 1 to 10.244.1.0/24 prohibit")
 		w.gated("late")

@@ -42,8 +42,14 @@ type Routed struct {
 	Why string
 }
 
+// PodWatch is until it is closed.
+type PodWatch interface {
+	io.Closer
+	Watches() []Watch
+}
+
 // WatchPods tells of each Pod of a node that is there or changes, and of one that is gone by nil, until it is closed.
-func (c *Client) WatchPods(node string, changed func(service.Name, *Pod)) io.Closer {
+func (c *Client) WatchPods(node string, changed func(service.Name, *Pod)) PodWatch {
 	return c.watch(&kind{
 		resource: podsResource,
 		group:    corev1.SchemeGroupVersion,
