@@ -16,6 +16,7 @@ import (
 type orphans struct {
 	gone    dataplane.Gone
 	at      time.Time // of the next look; zero: nothing is gone
+	rest    time.Time // no look is earlier
 	lost    time.Time // when a pool has lost a backend last
 	failure said.Condition
 }
@@ -23,8 +24,9 @@ type orphans struct {
 const (
 	goneFor = 20 * time.Minute
 	maxGone = 1 << 12
-	// Looks become rarer: a tenth of the time since the last loss is between two, within these bounds.
-	minOrphanLook, maxOrphanLook = time.Second, 10 * time.Second
+	// Looks become rarer: a tenth of the time since the last loss is between two, within these bounds. Changes wait for
+	// looks, and these may take long: they take a twentieth of the time at most.
+	minOrphanLook, maxOrphanLook, orphanShare = time.Second, 10 * time.Second, 20
 )
 
 // follow notes the backends that pools have lost by a change.
@@ -35,7 +37,7 @@ func (o *orphans) follow(c *model.Change) {
 			return
 		}
 		o.gone[b], o.lost = now.Add(goneFor), now
-		if next := now.Add(minOrphanLook); o.at.IsZero() || next.Before(o.at) {
+		if next := later(now.Add(minOrphanLook), o.rest); o.at.IsZero() || next.Before(o.at) {
 			o.at = next
 		}
 	}
@@ -59,8 +61,8 @@ func (e *Engine) resetOrphans(ctx context.Context) {
 	}
 	var err error
 	e.round.Orphans, err = e.options.Plane.ResetOrphans(ctx, o.gone)
-	o.at = now.Add(max(minOrphanLook, min(now.Sub(o.lost)/10, maxOrphanLook)))
-	if len(o.gone) == 0 {
+	o.rest = now.Add(max(minOrphanLook, orphanShare*time.Since(now)))
+	if o.at = later(now.Add(min(now.Sub(o.lost)/10, maxOrphanLook)), o.rest); len(o.gone) == 0 {
 		o.at = time.Time{}
 	}
 	switch {

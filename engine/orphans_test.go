@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -19,6 +20,8 @@ import (
 type orphanPlane struct {
 	dataplane.Dataplane
 
+	took time.Duration // by each look
+
 	mu    sync.Mutex
 	calls int
 	gone  string
@@ -31,6 +34,7 @@ func (p *orphanPlane) told() (calls int, gone string) {
 }
 
 func (p *orphanPlane) ResetOrphans(_ context.Context, gone dataplane.Gone) (int, error) {
+	bubble.Work(p.took)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.calls++
@@ -89,4 +93,26 @@ func TestEngine_orphans(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestEngine_orphansRest: looks that take long are rare, also while backends leave all the time.
+func TestEngine_orphansRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const took, minutes, each = 500 * time.Millisecond, 10, 2 * time.Second
+		r := newRig(t)
+		var p *orphanPlane
+		r.start(func(o *Options) {
+			p = &orphanPlane{Dataplane: o.Plane, took: took}
+			o.Plane, o.ResetOrphans = p, true
+		})
+		for i := range int(minutes * time.Minute / each) {
+			r.send(web(1, fmt.Sprint("10.244.1.", 2+i%2)))
+			bubble.Pass(each)
+		}
+		least := minutes * 60 / (int(maxOrphanLook/time.Second) + orphanShare)
+		if calls, _ := p.told(); calls < least || time.Duration(calls-1)*orphanShare*took > minutes*time.Minute {
+			t.Errorf("in %d minutes there are %d looks that take %v each", minutes, calls, took)
+		}
+		r.stop()
+	})
 }
