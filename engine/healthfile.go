@@ -28,12 +28,11 @@ type HealthFile struct {
 	MaxAge time.Duration // for which it counts
 }
 
-// healthRecord is what is in the file.
+// healthRecord is what is in the file. The agent and the responder are upgraded one by one: fields are only added.
 type healthRecord struct {
-	MaxAge  time.Duration                   `json:"maxAge"`
-	Healthy bool                            `json:"healthy"`
-	Written time.Time                       `json:"written"`
-	Rows    map[netip.AddrPort]model.Health `json:"rows"`
+	MaxAge  time.Duration `json:"maxAge"`
+	Healthy bool          `json:"healthy"`
+	Rows    string        `json:"rows"` // of State.Health
 }
 
 // healthWriter writes the file when something changed, and often enough that it counts.
@@ -85,7 +84,8 @@ func (w *healthWriter) confirm(context.Context) {
 	if healthy == w.healthy && now.Sub(w.written) < w.file.MaxAge/4 {
 		return
 	}
-	if err := (healthRecord{w.file.MaxAge, healthy, now, w.rows}).write(w.file.Path); err != nil {
+	text := (&model.State{Health: w.rows}).String()
+	if err := (healthRecord{w.file.MaxAge, healthy, text}).write(w.file.Path); err != nil {
 		if w.failure.Changed(err.Error()) {
 			w.log.Error("cannot tell the responder what to answer to health checks; trying again", "error", err)
 		}

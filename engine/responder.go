@@ -1,12 +1,12 @@
 package engine
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
+	"net/netip"
 	"os"
 	"sync/atomic"
 	"time"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"fairlead.dev/fairlead/httpserve"
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/said"
 )
 
@@ -24,13 +25,13 @@ const responderTick = 50 * time.Millisecond
 // file it has no sockets. Several responders can listen at a time, so that a new one begins before the old one ends.
 func Respond(ctx context.Context, path string, log *slog.Logger) {
 	r := &responder{path: path, log: log}
-	r.record.Store(&healthRecord{})
+	r.answers.Store(&answers{})
 	c := newChecks(r.health, httpserve.New(httpserve.Health(), nil))
 	c.bind = listenShared
 	defer c.close()
 	wait.UntilWithContext(ctx, func(context.Context) {
 		r.read()
-		c.follow(r.record.Load().Rows, log)
+		c.follow(r.answers.Load().rows, log)
 	}, responderTick)
 	time.Sleep(answerTime) // for clients whose handshake has begun
 	for at := range c.servers {
@@ -41,28 +42,42 @@ func Respond(ctx context.Context, path string, log *slog.Logger) {
 type responder struct {
 	path    string
 	log     *slog.Logger
-	text    []byte                       // of the file
-	record  atomic.Pointer[healthRecord] // without rows: there is no file
+	file    fs.FileInfo             // that was read last; nil: there is none
+	answers atomic.Pointer[answers] // those of the last file that could be parsed, or none
 	failure said.Condition
+}
+
+// answers are what a file says.
+type answers struct {
+	healthRecord
+	rows    map[netip.AddrPort]model.Health // parsed
+	written time.Time
 }
 
 // health is that of the agent. It may be called from any goroutine.
 func (r *responder) health() (Status, bool) {
-	record := r.record.Load()
-	return Status{}, record.Healthy && time.Since(record.Written) <= record.MaxAge
+	a := r.answers.Load()
+	return Status{}, a.Healthy && time.Since(a.written) <= a.MaxAge
 }
 
-// read reads the file. One that cannot be read leaves all as it is.
+// read reads the file if it is another one. One that cannot be read leaves all as it is.
 func (r *responder) read() {
-	text, err := os.ReadFile(r.path)
-	record := &healthRecord{}
+	file, err := os.Stat(r.path)
+	if known := r.file; err == nil && known != nil && os.SameFile(file, known) && file.Size() == known.Size() &&
+		file.ModTime().Equal(known.ModTime()) {
+		return
+	}
+	var text []byte
+	if err == nil {
+		text, err = os.ReadFile(r.path)
+	}
+	a := &answers{}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		text, err = nil, nil
-	case err == nil && bytes.Equal(text, r.text):
-		return
+		r.file, err = nil, nil
 	case err == nil:
-		err = json.Unmarshal(text, record)
+		r.file = file
+		err = a.parse(text, file)
 	}
 	if err != nil {
 		if r.failure.Changed(err.Error()) {
@@ -71,6 +86,16 @@ func (r *responder) read() {
 		return
 	}
 	r.failure.Cleared()
-	r.text = text
-	r.record.Store(record)
+	r.answers.Store(a)
+}
+
+func (a *answers) parse(text []byte, file fs.FileInfo) error {
+	if err := json.Unmarshal(text, &a.healthRecord); err != nil {
+		return err
+	}
+	s, err := model.ParseState(a.Rows)
+	if err == nil {
+		a.rows, a.written = s.Health, file.ModTime()
+	}
+	return err
 }
