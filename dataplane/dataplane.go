@@ -96,8 +96,8 @@ type Observed interface {
 	// made them. Else they begin when this process first calls Sync, those of refused connections when the node starts.
 	// The error wraps errors.ErrUnsupported if the plane counts nothing.
 	Counters(ctx context.Context) (Counters, error)
-	// Outcomes calls f with connections of which it was heard since the last call that they failed, and, if it is asked
-	// to, that they were answered. f is nil: nothing is asked from now on.
+	// Outcomes calls f with connections of which it was heard since the last call, or since Active, that they failed, and,
+	// if it is asked to, that they were answered. f is nil: nothing is asked from now on.
 	Outcomes(ctx context.Context, answered bool, f func(model.Outcome)) error
 	// ResetOrphans resets open connections of TCP to backends that are gone, if these have not acknowledged for some
 	// seconds what they were sent. It returns how many it has found since the last call. It may go on after the call, and

@@ -95,3 +95,30 @@ func (n *node) told(answers bool, want ...string) {
 		return err
 	})
 }
+
+// TestOutcomes_takenBack: what was told before the plane came into force is not told afterwards.
+func TestOutcomes_takenBack(t *testing.T) {
+	n := start(t, userspace.Options{})
+	s := n.sync("tcp", "10.244.1.11:9")
+	n.told(false)
+	refused := func() {
+		t.Helper()
+		if who := n.answers(model.TCP); who == "pod-a" {
+			t.Fatal(who)
+		}
+	}
+	refused()
+	n.told(false, "tcp 10.244.1.11:9 refused")
+	refused()
+	for _, stage := range []dataplane.Stage{dataplane.Draining, dataplane.Standby, dataplane.Active} {
+		if stage == dataplane.Active {
+			n.resync(s)
+		}
+		if _, err := n.plane.SetStage(t.Context(), s, stage); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.told(false)
+	refused()
+	n.told(false, "tcp 10.244.1.11:9 refused")
+}
