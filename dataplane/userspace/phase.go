@@ -50,7 +50,7 @@ func (p *Plane) SetStage(ctx context.Context, s *model.State, to dataplane.Stage
 	switch {
 	case err != nil:
 	case to == dataplane.Active:
-		_ = p.Outcomes(ctx, false, func(model.Outcome) {}) // old ones: nobody asked while it was not in force
+		_ = p.Outcomes(ctx, false, func(model.Outcome) {}) // old ones: the engine asked another plane
 		err = p.enter(ctx)
 	case to == dataplane.Draining:
 		err = p.drain(ctx, s)
