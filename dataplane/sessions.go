@@ -95,7 +95,7 @@ func (m *Sessions) Add(others iter.Seq2[Session, error]) error {
 // Supersedes reports whether a plane should give up what it remembers itself of a client. If that is as good, what is
 // here about the client is forgotten.
 func (m *Sessions) Supersedes(own Session) bool {
-	const slack = 1000 // milliseconds: what is as precise as a second is as old
+	const slack = 2000 // milliseconds: who writes and reads whole seconds finds up to one and a half less
 	pool, ok := m.known[own.Pool]
 	if !ok {
 		return false
