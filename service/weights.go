@@ -87,8 +87,8 @@ const (
 	leastWeight   = 16
 )
 
-// finestWeight is the largest weight of a backend in a Service that has so many for all its ports. It is a power of two,
-// so that hardly any endpoint that comes or goes changes the weights of the others.
+// finestWeight is the largest weight of a backend in a Service that has so many for all its ports. It is a power of
+// two, so that hardly any endpoint that comes or goes changes the weights of the others.
 func finestWeight(backends int) uint64 {
 	finest := uint64(maxWeight)
 	for finest > leastWeight && finest*uint64(backends) > serviceWeight {
