@@ -101,9 +101,11 @@ func testCounters(t *testing.T, p successor, d dataplane.Detail) {
 		detail: d, byReason: p.name == "userspace" || strings.HasPrefix(p.name, "iptables"),
 		payload: p.name == "userspace",
 	}
-	must(t, c.bed.Do(testbed.Node, func() error {
-		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0)
-	}))
+	if !c.inProcess {
+		must(t, c.bed.Do(testbed.Node, func() error {
+			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_acct", []byte("1"), 0)
+		}))
+	}
 	c.start()
 	seen := newCapture(t, c.bed, countedPods())
 	c.ask()
