@@ -34,7 +34,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sync/errgroup"
@@ -455,15 +454,14 @@ func (p *Plane) attachAll(pods model.Pods) error {
 }
 
 func (p *Plane) attachHooks() error {
-	wanted := p.hookNames()
 	for hook := range hooks() {
-		if !slices.Contains(wanted, hook) {
+		if onlyCounts(hook) && !p.countsSockets() {
 			if err := unpinLink(p.linkPath(hook)); err != nil {
 				return err
 			}
 		}
 	}
-	for _, hook := range wanted {
+	for _, hook := range p.hookNames() {
 		err := p.config.Inject("ebpf attach")
 		if err == nil {
 			err = p.link(hook).put(p.sockets.Programs[hook])

@@ -38,7 +38,7 @@ var details = []detail{
 type detail struct {
 	name     string
 	counters dataplane.Detail
-	observes bool // what becomes of connections
+	observes bool // outcomes of connections are asked for, as the engine does
 }
 
 // BenchmarkCounters compares planes that count or observe with the same ones that do not. All serve in turn in one

@@ -272,9 +272,9 @@ static __always_inline void forget_service(struct bpf_sock_addr *ctx, __u64 cook
 		bpf_map_delete_elem(&flows, &back);
 }
 
-// What a socket has sent and got since that was added to the traffic of its backend: now and then, at the end, and from
-// then on with each packet. Two processors may count packets of a socket at the same time. One of UDP that asks several
-// Services counts for the one that it asked last.
+// Packets and bytes of a socket that are not in the table of traffic yet. Programs add them there after ADD_JIFFIES, when
+// the socket closes, and with each packet after that. Two processors may count packets of a socket at the same time. A
+// socket of UDP that asks several Services counts for the one that it asked last.
 struct counted {
 	struct traffic_key as;
 	__u64 added[DIRECTIONS]; // when, in jiffies

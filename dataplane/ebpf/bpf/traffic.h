@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 // Copyright The Fairlead Authors
 
-// What has passed between clients and a backend. Programs for packets and those for sockets add to the same table.
+// Packets and bytes between clients and a backend. Programs for packets and programs for sockets add to the same table.
 #pragma once
 
 #include "maps.h"
