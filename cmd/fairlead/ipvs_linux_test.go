@@ -223,19 +223,21 @@ func (w *world) others() string {
 func addressModes(without ...string) map[string]string {
 	addresses := slices.DeleteFunc([]string{"10.96.0.10", "10.96.0.11", "198.51.100.7"},
 		func(a string) bool { return slices.Contains(without, a) })
+	ranged := !slices.Contains(without, "10.96.0.0/16")
 	modes := map[string]string{"dummy": "kube-ipvs0 DOWN"}
 	route := func(to string) string { return "local " + to + " dev lo scope host src 192.0.2.1 mtu 1500\n" }
+	if ranged {
+		modes["cidr"] = route("10.96.0.0/16")
+	}
 	for _, a := range addresses {
 		modes["route"] += route(a)
 		modes["dummy"] += " " + a + "/32"
-		if !strings.HasPrefix(a, "10.96.") {
-			modes["cidr"] += route(a)
+		if ranged && strings.HasPrefix(a, "10.96.") {
+			continue
 		}
+		modes["cidr"] += route(a)
 	}
 	modes["dummy"] += "\n"
-	if !slices.Contains(without, "10.96.0.0/16") {
-		modes["cidr"] = route("10.96.0.0/16") + modes["cidr"]
-	}
 	return modes
 }
 

@@ -283,7 +283,10 @@ func (k *kernel) planLocals(l *locals, w *changes) []netip.Prefix {
 	for key := range w.frontends {
 		candidates = append(candidates, single(key.Addr))
 	}
-	missing := l.missing(append(candidates, l.ranges...))
+	if len(w.guards) > 0 { // addresses of a range that goes need routes of their own
+		candidates = l.all()
+	}
+	missing := l.missing(candidates)
 	slices.SortFunc(missing, netip.Prefix.Compare)
 	missing = slices.Compact(missing)
 	for _, p := range missing {

@@ -564,6 +564,7 @@ func addressModes() map[ipvs.AddressMode]string {
 
 // modes goes from each address mode to each. The objects of others stay as they were.
 func (n *namespace) modes() {
+	rangeless := strings.Replace(example, "guard 10.96.0.0/16 drop\n", "", 1)
 	before := n.kernel()
 	local := n.run("ip", "-d", "route", "show", "table", "local") + n.run("ip", "-d", "-6", "route", "show", "table", "local")
 	for from := range addressModes() {
@@ -579,6 +580,13 @@ func (n *namespace) modes() {
 			if drifts := n.audit(example); len(drifts) > 0 {
 				n.Errorf("%s: drifts: %s", to, drifts)
 			}
+			// Addresses of a range are local by themselves when the range goes, and by the range when it comes back.
+			n.check(p.Apply(context.Background(), n.parse(rangeless), model.Diff(n.parse(example), n.parse(rangeless))))
+			if drifts := n.audit(rangeless); len(drifts) > 0 {
+				n.Errorf("%s, without the range: drifts: %s", to, drifts)
+			}
+			n.check(p.Apply(context.Background(), n.parse(example), model.Diff(n.parse(rangeless), n.parse(example))))
+			n.equal(n.addresses(), want)
 			n.check(p.Apply(context.Background(), n.parse(""), model.Diff(n.parse(example), n.parse(""))))
 			if to == ipvs.Dummy {
 				n.equal(n.addresses(), "kube-ipvs0 DOWN\n")
