@@ -74,42 +74,28 @@ func (s Series) Median() float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// Draw takes as many values as there are, each of which may come several times.
-func (s Series) Draw(random *rand.Rand) Series {
-	drawn := make(Series, len(s))
-	for i := range drawn {
-		drawn[i] = s[random.IntN(len(s))]
-	}
-	return drawn
-}
-
-// Bootstrap are the bounds of 95 % of a statistic of what is drawn so often. They are always the same.
-func Bootstrap(draws int, statistic func(*rand.Rand) float64) (low, high float64) {
-	random, all := rand.New(rand.NewPCG(1, 1)), make([]float64, draws)
-	for i := range all {
-		all[i] = statistic(random)
-	}
-	slices.Sort(all)
-	return all[draws*25/1000], all[draws*975/1000]
-}
-
 // Ratio is how many times as long as its control something takes, with the bounds between which that
 // lies with a probability of 95 %.
 type Ratio struct{ Median, Low, High float64 }
 
 func (r Ratio) String() string { return fmt.Sprintf("%.2f (%.2f–%.2f)", r.Median, r.Low, r.High) }
 
-// resamples is how often the bootstrap draws as many rounds as there are.
-const resamples = 2000
-
-// Ratio compares two series of the same rounds.
+// Ratio compares two series of the same rounds. The bounds come from a bootstrap, which is always the same.
 func (s Series) Ratio(control Series) Ratio {
-	ratios := make(Series, len(s))
+	const draws = 2000
+	ratios, drawn, medians := make(Series, len(s)), make(Series, len(s)), make(Series, draws)
 	for i := range s {
 		ratios[i] = s[i] / control[i]
 	}
-	low, high := Bootstrap(resamples, func(random *rand.Rand) float64 { return ratios.Draw(random).Median() })
-	return Ratio{ratios.Median(), low, high}
+	random := rand.New(rand.NewPCG(1, 1))
+	for i := range medians {
+		for j := range drawn {
+			drawn[j] = ratios[random.IntN(len(ratios))]
+		}
+		medians[i] = drawn.Median()
+	}
+	slices.Sort(medians)
+	return Ratio{ratios.Median(), medians[draws*25/1000], medians[draws*975/1000]}
 }
 
 // Exponent is the a in y ~ x^a that fits the points best: the slope of log(y) over log(x). It is 0 for

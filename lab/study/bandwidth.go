@@ -28,10 +28,10 @@ func bandwidthExperiment() Experiment {
 }
 
 func bandwidthCells(d Depth) (cells []Cell) {
-	lasts := byDepth(d, 200*time.Millisecond, 200*time.Millisecond, time.Second)
-	for _, n := range byDepth(d, []int{100, 4000}, brief, []int{1, 1000, 4000, 10_000, 25_000}) {
+	lasts := byDepth(d, 200*time.Millisecond, time.Second)
+	for _, n := range byDepth(d, []int{1000, 4000}, []int{1, 1000, 4000, 10_000, 25_000}) {
 		cells = append(cells, atEnds(Cell{
-			Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: byDepth(d, 4, 4, 7), Takes: lasts,
+			Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Takes: lasts,
 		}, func(ctx context.Context, s *Site, to netip.AddrPort) (Figures, error) {
 			return bandwidthTurn(ctx, s, to, lasts)
 		})...)

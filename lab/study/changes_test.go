@@ -30,7 +30,7 @@ func TestChanges(t *testing.T) {
 				}
 			}
 			r, err := study.Run(t.Context(), study.Options{
-				Experiments: []study.Experiment{e}, Depth: study.Quick, Contenders: contenders, Rounds: 1, Dir: t.TempDir(),
+				Experiments: []study.Experiment{e}, Depth: study.Standard, Contenders: contenders, Rounds: 1, Dir: t.TempDir(),
 				Program: []string{fairlead},
 			})
 			if err != nil {
@@ -57,7 +57,7 @@ func small(t *testing.T, name string) study.Experiment {
 		t.Fatal(err)
 	}
 	e := all[0]
-	cells := e.Cells(study.Quick)
+	cells := e.Cells(study.Standard)
 	c := cells[min(1, len(cells)-1)]
 	c.Cluster.Services = 40
 	e.Cells = func(study.Depth) []study.Cell { return []study.Cell{c} }

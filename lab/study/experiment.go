@@ -12,7 +12,7 @@ import (
 // Experiment is a published comparison, and how it is repeated here.
 type Experiment struct {
 	Description
-	// IPVS is that a quick run of all experiments repeats this one in the test kernel. Claims about IPVS are mostly
+	// IPVS is that a run of all experiments repeats this one in the test kernel. Claims about IPVS are mostly
 	// about how it finds a Service, how it changes one, and how it chooses.
 	IPVS bool
 	// Cells are what it compares, in the order of the report.
@@ -24,7 +24,6 @@ type Cell struct {
 	Case    string // see Row
 	Size    int    // see Row
 	Cluster Cluster
-	Rounds  int
 	// Contenders are those of all that take part, or others in their place; nil: all take part.
 	Contenders func(all []Contender) []Contender
 	// Turn is what a contender does in one round. It leaves the site as it was.

@@ -21,7 +21,7 @@ func TestFigures(t *testing.T) {
 				t.Fatal(err)
 			}
 			r, err := study.Run(t.Context(), study.Options{
-				Experiments: experiments, Depth: study.Quick, Contenders: study.Contenders([]string{"nftables"}),
+				Experiments: experiments, Depth: study.Standard, Contenders: study.Contenders([]string{"nftables"}),
 				Sizes: []int{20}, Most: 100, Rounds: 1, Dir: t.TempDir(), Program: []string{fairlead},
 			})
 			if err != nil {
@@ -40,6 +40,49 @@ func TestFigures(t *testing.T) {
 	}
 }
 
+// TestRun_needs has a judge ask for more turns of some contenders.
+func TestRun_needs(t *testing.T) {
+	t.Parallel()
+	experiments, err := study.Choose([]string{"lookup"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const wanted = 10
+	r, err := study.Run(t.Context(), study.Options{
+		Experiments: experiments, Contenders: study.Contenders([]string{"nftables"}), Sizes: []int{20}, Dir: t.TempDir(),
+		Program: []string{fairlead},
+		Judge: func(r *study.Result) study.Needs {
+			needs := study.Needs{}
+			for at, n := range countOf(r) {
+				if at.Contender != "direct again" && at.Case == "last Service" {
+					needs.Add(at, study.Need{Rounds: wanted - n})
+				}
+			}
+			return needs
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at, n := range countOf(r) {
+		want := map[bool]int{true: wanted, false: 1}[at.Contender != "direct again" && at.Case == "last Service"]
+		if n != want {
+			t.Errorf("%s, %s has %d rounds, want %d", at.Contender, at.Case, n, want)
+		}
+	}
+}
+
+// countOf is how many turns there are of each kind.
+func countOf(r *study.Result) map[study.Turns]int {
+	n := map[study.Turns]int{}
+	for _, row := range r.Rows {
+		n[study.Turns{
+			Experiment: row.Experiment, Kernel: row.Kernel, Case: row.Case, Size: row.Size, Contender: row.Contender,
+		}]++
+	}
+	return n
+}
+
 // promised are the figures of each contender in each cell, a line each.
 func promised(e study.Experiment) string {
 	var figures, lines []string
@@ -48,7 +91,7 @@ func promised(e study.Experiment) string {
 	}
 	slices.Sort(figures)
 	seen := map[string]bool{}
-	for _, c := range e.Cells(study.Quick) {
+	for _, c := range e.Cells(study.Standard) {
 		if c.Cluster.Services*c.Cluster.Endpoints > 100 && e.Axis != "Services" || seen[c.Case] {
 			continue
 		}

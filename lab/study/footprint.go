@@ -30,14 +30,13 @@ func footprintCells(d Depth) (cells []Cell) {
 	add := func(name string, sizes []int, endpoints int) {
 		for _, n := range sizes {
 			cells = append(cells, Cell{
-				Case: name, Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: byDepth(d, 2, 1, 3),
-				Contenders: proxies,
-				Turn:       func(ctx context.Context, s *Site) (Figures, error) { return footprintTurn(ctx, s, endpoints) },
+				Case: name, Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Takes: time.Second, Contenders: proxies,
+				Turn: func(ctx context.Context, s *Site) (Figures, error) { return footprintTurn(ctx, s, endpoints) },
 			})
 		}
 	}
-	add("one endpoint each", byDepth(d, []int{100, 1000}, nil, []int{1, 1000, 4000, 10_000, 20_000}), 1)
-	add("ten endpoints each", byDepth(d, []int{100}, []int{100, 1000}, []int{100, 1000, 4000}), 10)
+	add("one endpoint each", byDepth(d, []int{100, 1000}, []int{1, 1000, 4000, 10_000, 20_000}), 1)
+	add("ten endpoints each", byDepth(d, []int{100}, []int{100, 1000, 4000}), 10)
 	return cells
 }
 

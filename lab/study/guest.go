@@ -25,8 +25,9 @@ const GuestFlag = "--guest"
 // guestOrder is what is to be measured in the test kernel.
 type guestOrder struct {
 	Options
-	Names []string // of the experiments
-	Done  []Row
+	Names   []string // of the experiments
+	Kernels []Kernel
+	Done    []Row // of all kernels: what is decided of another one is decided
 	// From says whose Services there are instead of generated ones, which are the Objects.
 	From    string
 	Objects []json.RawMessage
@@ -41,15 +42,9 @@ type word struct {
 	Said     string    `json:",omitempty"`
 }
 
-// inGuest reports whether a contender takes part in the test kernel: IPVS, and whom it is compared with. Quickly that
-// is one other data plane of each program.
-func (c Contender) inGuest(d Depth) bool {
-	some := map[Kind][]string{Fairlead: {ipvsPlane, nftablesPlane}, Peer: {ipvsPlane, iptablesPlane}}
-	if d == Full {
-		some = map[Kind][]string{Fairlead: {ipvsPlane, nftablesPlane, legacyPlane}}
-	}
-	planes, limited := some[c.Kind]
-	return !limited || slices.Contains(planes, c.Plane)
+// inGuest reports whether a contender takes part in the test kernel: IPVS, and whom it is compared with.
+func (c Contender) inGuest() bool {
+	return c.Kind != Fairlead || slices.Contains([]string{ipvsPlane, nftablesPlane, legacyPlane}, c.Plane)
 }
 
 // lacksIPVS reports whether a contender that needs IPVS is missing here.
@@ -57,42 +52,32 @@ func (l *lab) lacksIPVS() bool {
 	return slices.ContainsFunc(l.Contenders, func(c Contender) bool { return c.Plane == ipvsPlane && l.isMissing(c) })
 }
 
-// guestOptions are those of the run in the test kernel, which has one CPU, and not a fast one.
-func (l *lab) guestOptions() Options {
+// guestOptions are those of the run in the test kernel, which has one CPU, and not a fast one. A run of all experiments
+// repeats only some of them there.
+func (l *lab) guestOptions(until time.Time) Options {
 	o := Options{
-		Experiments: l.Experiments, Depth: Brief, Sizes: l.Sizes, Own: l.Own, Most: 1000, Rounds: min(l.Rounds, 2),
-		Program: l.Program,
+		Experiments: l.Experiments, Depth: Standard, Sizes: l.Sizes, Own: l.Own, Most: 4000, Rounds: l.Rounds,
+		Judge: l.Judge, Budget: time.Until(until), Program: l.Program,
 	}
-	if l.Depth == Full {
-		o.Depth, o.Most, o.Rounds = Quick, 10_000, 5
-	} else {
-		o.Experiments = briefly(l.Experiments)
+	if len(o.Experiments) == len(Experiments()) {
+		o.Experiments = slices.DeleteFunc(slices.Clone(o.Experiments), func(e Experiment) bool { return !e.IPVS })
 	}
 	if l.Own != nil {
 		o.Most = max(o.Most, min(len(l.Own.services), 10_000))
 	}
 	for _, c := range l.Contenders {
-		if c.inGuest(l.Depth) {
+		if c.inGuest() {
 			o.Contenders = append(o.Contenders, c)
 		}
 	}
 	return o
 }
 
-// briefly are the experiments that are repeated quickly: of all those with IPVS, of some those.
-func briefly(some []Experiment) []Experiment {
-	if len(some) < len(Experiments()) {
-		return some
-	}
-	return slices.DeleteFunc(slices.Clone(some), func(e Experiment) bool { return !e.IPVS })
-}
-
 // repeat has this program measure in the test kernel. Rows come while it does.
-func (l *lab) repeat(ctx context.Context) error {
-	g := newLab(l.guestOptions(), Test)
-	g.journal = l.journal
-	l.elsewhere = g
-	if len(g.present()) == 0 {
+func (l *lab) repeat(ctx context.Context, until time.Time) error {
+	g := newLab(l.guestOptions(until), Test)
+	g.journal, g.stage, g.until = l.journal, rest, until
+	if g.judge(); len(g.present()) == 0 || time.Until(until) < time.Minute/2 {
 		return nil
 	}
 	l.tell("starting the test kernel", task{})
@@ -115,7 +100,7 @@ func (l *lab) repeat(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	listener := &listener{lab: l, guest: g, cancel: cancel}
+	listener := &listener{lab: l, cancel: cancel}
 	var words bytes.Buffer
 	status, err := vm.Machine{
 		Args: []string{self, "bench", GuestFlag, file}, Stdout: listener, Stderr: &words, Kernel: l.TestKernel,
@@ -133,11 +118,8 @@ func (l *lab) repeat(ctx context.Context) error {
 
 // order is the guestOrder for a run, as JSON.
 func (l *lab) order() ([]byte, error) {
-	o := guestOrder{Options: l.Options, Names: Names(l.Experiments)}
-	for _, r := range l.journal.rows {
-		if r.Kernel == l.kernel {
-			o.Done = append(o.Done, r)
-		}
+	o := guestOrder{
+		Options: l.Options, Names: Names(l.Experiments), Kernels: l.journal.header.Kernels, Done: l.journal.rows,
 	}
 	if l.Own == nil {
 		return json.Marshal(o)
@@ -171,9 +153,9 @@ func (o guestOrder) own() (*Own, error) {
 
 // listener hears what comes from the test kernel.
 type listener struct {
-	lab, guest *lab
-	cancel     context.CancelCauseFunc
-	line       []byte
+	lab    *lab
+	cancel context.CancelCauseFunc
+	line   []byte
 }
 
 // Write takes what has come, in pieces of any length.
@@ -202,48 +184,26 @@ func (h *listener) Write(b []byte) (int, error) {
 func (h *listener) hear(w word) error {
 	l := h.lab
 	switch {
-	case w.Kernel != nil:
+	case w.Kernel != nil, w.Missing != nil:
 		return l.journal.note(w)
-	case w.Missing != nil:
-		if err := l.journal.note(w); err != nil {
-			return err
-		}
-		h.guest.missing = append(h.guest.missing, *w.Missing)
-		h.guest.leaveOut()
 	case w.Row != nil:
 		l.failed = l.failed || w.Row.Failed != ""
-		if t, ok := h.guest.task(*w.Row); ok {
-			h.guest.clock.took(time.Duration(w.Row.Took*float64(time.Second)), t.name(), t.experiment)
-		}
 		return l.journal.append(*w.Row)
 	case w.Said != "":
 		l.say("in the test kernel: " + w.Said)
 	case w.Progress != nil && l.Progress != nil:
-		p := Progress{Doing: "in the test kernel: " + w.Progress.Doing}
-		if w.Progress.Cell != "" {
-			p.Cell = "in the test kernel: " + w.Progress.Cell
+		p := *w.Progress
+		p.Doing = "in the test kernel: " + p.Doing
+		if p.Cell != "" {
+			p.Cell = "in the test kernel: " + p.Cell
 		}
-		p.add(l)
-		p.add(h.guest)
 		l.Progress(p)
 	}
 	return nil
 }
 
-// task is the one that a row is of.
-func (l *lab) task(r Row) (task, bool) {
-	for _, g := range l.groups {
-		for _, t := range g.cells {
-			if t.experiment == r.Experiment && t.Case == r.Case && t.Size == r.Size {
-				return t, true
-			}
-		}
-	}
-	return task{}, false
-}
-
 // Guest is this program's work in the test kernel. It writes its findings to out, one line each.
-func Guest(ctx context.Context, file string, out io.Writer) error {
+func Guest(ctx context.Context, file string, judge func(*Result) Needs, out io.Writer) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
@@ -253,6 +213,7 @@ func Guest(ctx context.Context, file string, out io.Writer) error {
 		return err
 	}
 	o := order.Options
+	o.Judge = judge
 	if o.Experiments, err = Choose(order.Names); err != nil {
 		return err
 	}
@@ -270,12 +231,14 @@ func Guest(ctx context.Context, file string, out io.Writer) error {
 		return err
 	}
 	header := l.header(ctx)
-	if l.journal, err = openJournal(dir, header); err != nil {
+	header.Kernels = append(order.Kernels, header.Kernels...)
+	if l.journal, err = openJournal(dir, nil, header); err != nil {
 		return err
 	}
 	for _, r := range order.Done {
 		l.journal.keep(r)
 	}
-	send(word{Kernel: &header.Kernels[0]})
+	l.remember()
+	send(word{Kernel: &header.Kernels[len(order.Kernels)]})
 	return errors.Join(l.measureAll(ctx), l.journal.file.Close())
 }

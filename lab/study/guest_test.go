@@ -5,14 +5,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
-// In the test kernel, too, what grows with the number of Services is measured with several, but for update quickly. Of a
-// quick run of everything there is what is to be said of IPVS.
+// In the test kernel, too, what grows with the number of Services is measured with several. Of a run of everything there
+// is what is to be said of IPVS.
 func TestGuest_sizes(t *testing.T) {
-	for _, depth := range []Depth{Quick, Full} {
+	for _, depth := range []Depth{Standard, Full} {
 		here := newLab(Options{Experiments: Experiments(), Depth: depth, Contenders: everyone()}, This)
-		there := newLab(here.guestOptions(), Test)
+		there := newLab(here.guestOptions(time.Now()), Test)
 		sizes := map[string][]int{}
 		for _, g := range there.groups {
 			for _, c := range g.cells {
@@ -22,8 +23,8 @@ func TestGuest_sizes(t *testing.T) {
 			}
 		}
 		for _, e := range Experiments() {
-			several := e.Axis == servicesAxis && (depth == Full || e.Name != "update") // a change takes long there
-			if n := len(sizes[e.Name]); n == 0 && (depth == Full || e.IPVS) || n < 2 && several && n > 0 {
+			n := len(sizes[e.Name])
+			if (n > 0) != e.IPVS || n == 1 && e.Axis == servicesAxis {
 				t.Errorf("%s: %s has the sizes %v", depth, e.Name, sizes[e.Name])
 			}
 		}
@@ -38,7 +39,7 @@ func everyone() []Contender {
 // A contender that cannot run also removes contenders with its data plane, or with changes to it, and no others.
 func TestLab_isMissing(t *testing.T) {
 	pairs, schedulers := switchExperiment(), schedulersExperiment()
-	l := newLab(Options{Experiments: []Experiment{pairs, schedulers}, Depth: Quick, Contenders: everyone()}, This)
+	l := newLab(Options{Experiments: []Experiment{pairs, schedulers}, Depth: Standard, Contenders: everyone()}, This)
 	l.journal = &journal{}
 	all := names(l)
 	l.missing = []Missing{{Contender: "ipvs"}}
@@ -72,7 +73,10 @@ func names(l *lab) (all []string) {
 // Quickly, a program changes from and to nftables, and otherwise, if it has no nftables, between all that it has.
 func TestQuickPairs(t *testing.T) {
 	var got []string
-	all := slices.DeleteFunc(everyone(), func(c Contender) bool { return !c.inGuest(Quick) })
+	all := slices.DeleteFunc(everyone(), func(c Contender) bool {
+		return c.Kind == Peer && c.Plane == nftablesPlane ||
+			c.Kind == Fairlead && c.Plane != ipvsPlane && c.Plane != nftablesPlane
+	})
 	for _, c := range quickPairs(all) {
 		got = append(got, c.Name)
 	}

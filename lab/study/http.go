@@ -30,11 +30,11 @@ func httpExperiment() Experiment {
 }
 
 func httpCells(d Depth) (cells []Cell) {
-	lasts := byDepth(d, 200*time.Millisecond, 200*time.Millisecond, time.Second)
+	lasts := byDepth(d, 200*time.Millisecond, time.Second)
 	for _, name := range []string{"a connection for each request", "one connection, kept"} {
 		load := traffic.Load{Duration: lasts, KeepAlive: name == "one connection, kept"}
 		cells = append(cells, Cell{
-			Case: name, Cluster: Cluster{Services: 1, Endpoints: 100}, Rounds: 6, Takes: lasts,
+			Case: name, Cluster: Cluster{Services: 1, Endpoints: 100}, Takes: lasts,
 			Turn: func(ctx context.Context, s *Site) (Figures, error) { return httpTurn(ctx, s, load) },
 		})
 	}

@@ -31,7 +31,7 @@ type journal struct {
 	file   *os.File
 	header heading
 	rows   []Row
-	done   map[turnKey]bool
+	done   map[Turns]*done
 	// notes are by what they are about: a later one replaces an earlier one.
 	notes  map[string]word
 	synced time.Time // what was written until then outlives the machine
@@ -43,21 +43,34 @@ const journalForm = 2
 // heading is the first line of a journal: the result without rows.
 type heading struct {
 	Form int `json:"journal"`
+	// Args are those of the command that began the run.
+	Args []string `json:"args,omitempty"`
 	Result
 }
 
-// turnKey tells turns apart.
-type turnKey struct {
-	experiment, kernel, of, contender string
-	size, round                       int
+// Arguments are those of the command that began the run in a directory.
+func Arguments(dir string) ([]string, error) {
+	f, err := os.Open(filepath.Join(dir, journalFile))
+	if err != nil {
+		return nil, fmt.Errorf("there is no run to continue: %w", err)
+	}
+	defer f.Close()
+	var h heading
+	if err := json.NewDecoder(f).Decode(&h); err != nil {
+		return nil, fmt.Errorf("%s is no journal: %w", f.Name(), err)
+	}
+	return h.Args, nil
 }
 
-func (r Row) key() turnKey {
-	return turnKey{r.Experiment, r.Kernel, r.Case, r.Contender, r.Size, r.Round}
+// done is what there is of a contender's turns in a cell.
+type done struct {
+	turns int
+	last  int  // round
+	over  bool // there will be no more: the contender had failed before
 }
 
 // openJournal opens that of a directory, or begins one.
-func openJournal(dir string, header Result) (*journal, error) {
+func openJournal(dir string, args []string, header Result) (*journal, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory for results (--output): %w", err)
 	}
@@ -70,7 +83,7 @@ func openJournal(dir string, header Result) (*journal, error) {
 			"directory (--output): %w", dir, err), f.Close())
 	}
 	j := &journal{
-		dir: dir, file: f, header: heading{journalForm, header}, done: map[turnKey]bool{}, notes: map[string]word{},
+		dir: dir, file: f, header: heading{journalForm, args, header}, done: map[Turns]*done{}, notes: map[string]word{},
 	}
 	if err := j.resume(); err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -140,14 +153,20 @@ func (r heading) differences(o heading) (all []string) {
 
 func (j *journal) keep(r Row) {
 	j.rows = append(j.rows, r)
-	j.done[r.key()] = true
+	d := j.done[r.turns()]
+	if d == nil {
+		d = &done{}
+		j.done[r.turns()] = d
+	}
+	d.turns, d.last, d.over = d.turns+1, max(d.last, r.Round), d.over || r.Round == 0
 }
 
-// has reports whether a turn is over, or will never be: its contender had failed before.
-func (j *journal) has(r Row) bool {
-	none := r.key()
-	none.round = 0
-	return j.done[r.key()] || j.done[none]
+// of is what there is of a contender's turns.
+func (j *journal) of(t Turns) done {
+	if d := j.done[t]; d != nil {
+		return *d
+	}
+	return done{}
 }
 
 // append writes a row to the disk.

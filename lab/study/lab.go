@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -26,8 +25,14 @@ type Options struct {
 	Own *Own `json:"-"`
 	// Most leaves out what needs more endpoints of all Services together; 0: nothing.
 	Most int
-	// Rounds replaces those of all cells; 0: they have their own.
+	// Rounds is how many each contender has in each cell; 0: as many as decide, see Judge.
 	Rounds int
+	// Judge says what is undecided; nil: each cell has FirstRounds.
+	Judge func(*Result) Needs `json:"-"`
+	// Budget is the time that rounds are added for; 0: there is no limit.
+	Budget time.Duration
+	// Args are those of the command, see Arguments.
+	Args []string `json:"-"`
 	// Dir is where the journal is; a run that was interrupted goes on from what is there.
 	Dir string
 	// Program starts Fairlead; its arguments are appended.
@@ -45,14 +50,12 @@ type Options struct {
 func Run(ctx context.Context, o Options) (*Result, error) {
 	l := newLab(o, This)
 	var err error
-	if l.journal, err = openJournal(o.Dir, l.header(ctx)); err != nil {
+	if l.journal, err = openJournal(o.Dir, o.Args, l.header(ctx)); err != nil {
 		return nil, err
 	}
 	defer l.journal.file.Close()
+	l.remember()
 	err = l.measureAll(ctx)
-	if err == nil && o.TestKernel != "" && l.lacksIPVS() {
-		err = l.repeat(ctx)
-	}
 	r := l.journal.result()
 	r.Missing = append(l.missing, r.Missing...)
 	r.Ended, r.Complete = time.Now(), err == nil && !l.failed
@@ -81,13 +84,6 @@ func (o Options) cells(e Experiment) []Cell {
 	if o.Own != nil {
 		cells = o.Own.of(cells, e.Axis)
 	}
-	for i := range cells {
-		most := byDepth(o.Depth, math.MaxInt, 2, math.MaxInt)
-		if o.Depth == Brief && cells[i].takes() >= time.Second {
-			most = 1
-		}
-		cells[i].Rounds = cmp.Or(o.Rounds, min(cells[i].Rounds, most))
-	}
 	if o.Most > 0 {
 		cells = slices.DeleteFunc(cells, func(c Cell) bool { return c.Cluster.Services*max(c.Cluster.Endpoints, 1) > o.Most })
 	}
@@ -105,8 +101,9 @@ type lab struct {
 	send    func(word) // send gets each row and each contender that is left out; may be nil
 	began   time.Time
 	clock   estimate
-	// elsewhere is the run in the test kernel, whose turns are done there.
-	elsewhere *lab
+	needs   Needs
+	stage   stage
+	until   time.Time // when the stage ends
 }
 
 // group are cells that share their sites.
@@ -151,16 +148,27 @@ func (l *lab) header(ctx context.Context) Result {
 	return r
 }
 
+// endOfTime is when a run without a budget ends.
+const endOfTime = 1000 * time.Hour
+
+// measureAll measures here, and in the test kernel what needs that.
 func (l *lab) measureAll(ctx context.Context) error {
+	until := l.began.Add(cmp.Or(l.Budget, endOfTime))
 	if err := l.findMissing(ctx); err != nil {
 		return err
 	}
-	for _, g := range l.groups {
-		if err := l.measure(ctx, g); err != nil {
-			return err
-		}
+	if l.TestKernel == "" || !l.lacksIPVS() || time.Until(until) < shortest {
+		return l.spend(ctx, until)
 	}
-	return nil
+	const here = 0.6 // of the time
+	first := time.Now().Add(time.Duration(here * float64(time.Until(until))))
+	if err := l.spend(ctx, first); err != nil {
+		return err
+	}
+	if err := l.repeat(ctx, until); err != nil {
+		return err
+	}
+	return l.spend(ctx, until) // the test kernel may have left some
 }
 
 // findMissing tries each contender with one Service. A contender that cannot run here is reported once, and left out.
@@ -273,66 +281,74 @@ func (l *lab) leaveOut() {
 	}
 }
 
-// needed are the contenders that have turns in a group that are not over, in the order of contenders.
+// needed are the contenders that want turns in a group, in the order of contenders.
 func (l *lab) needed(g *group) (all []Contender) {
 	for _, t := range g.cells {
-		for _, c := range t.contenders {
-			if l.left(t, c) > 0 {
-				all = append(all, c)
-			}
-		}
+		all = append(all, l.wanting(t)...)
 	}
 	return once(all)
 }
 
-// left is how many turns a contender has in a cell that are not over.
-func (l *lab) left(t task, c Contender) (n int) {
-	for round := 1; round <= t.Rounds; round++ {
-		if !l.journal.has(l.row(t, c, round)) {
-			n++
-		}
-	}
-	return n
-}
-
-// measure does all that is left to do in a group. All sites are made before the first turn: the beginning of one would
-// disturb another one's.
-func (l *lab) measure(ctx context.Context, g *group) (err error) {
+// measure adds rounds to the cells of a group until they want no more, or the time is over.
+func (l *lab) measure(ctx context.Context, g *group, until time.Time) (err error) {
 	sites := map[string]*Site{}
 	defer func() {
 		for _, s := range sites {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if err := l.makeSites(ctx, g, sites); err != nil {
-		return err
-	}
-	for _, t := range g.cells {
-		if err := l.warmUp(ctx, t, sites); err != nil {
+	for t, end := l.next(g, until); t != nil; t, end = l.next(g, until) {
+		if err := l.makeSites(ctx, *t, sites); err != nil {
 			return err
 		}
-		for round := 1; round <= t.Rounds; round++ {
-			for _, c := range shuffled(t.contenders) {
-				if err := l.turn(ctx, sites[c.Name], t, l.row(t, c, round)); err != nil {
-					return err
-				}
+		if err := l.warmUp(ctx, *t, sites); err != nil {
+			return err
+		}
+		for more := true; more; more = time.Now().Before(end) && l.sited(*t, sites) {
+			if err := l.addRound(ctx, *t, sites); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
 }
 
+// sited reports whether contenders of a cell want turns, and all of them have a site.
+func (l *lab) sited(t task, sites map[string]*Site) bool {
+	all := l.wanting(t)
+	return len(all) > 0 && !slices.ContainsFunc(all, func(c Contender) bool { return sites[c.Name] == nil })
+}
+
+// addRound gives each contender that wants one a turn.
+func (l *lab) addRound(ctx context.Context, t task, sites map[string]*Site) error {
+	last := 0
+	for _, c := range t.contenders {
+		last = max(last, l.journal.of(l.row(t, c, 0).turns()).last)
+	}
+	for _, c := range shuffled(l.wanting(t)) {
+		row := l.row(t, c, last+1)
+		if l.Rounds > 0 { // one that was interrupted has all of them
+			row.Round = l.journal.of(row.turns()).last + 1
+		}
+		if err := l.turn(ctx, sites[c.Name], t, row); err != nil {
+			return err
+		}
+	}
+	l.judge()
+	return nil
+}
+
 // warmly is how long a turn may take for one more, which does not count, to be worth it.
 const warmly = 500 * time.Millisecond
 
-// warmUp gives each contender with a turn left one that does not count: the first one of a cell starts processes, meets
+// warmUp gives each contender that wants turns one that does not count: the first one of a cell starts processes, meets
 // neighbours and touches memory for the first time. A failure there will recur.
 func (l *lab) warmUp(ctx context.Context, t task, sites map[string]*Site) error {
 	if t.Takes == 0 || t.Takes > warmly {
 		return nil
 	}
-	for _, c := range shuffled(t.contenders) {
-		if s := sites[c.Name]; s != nil && s.failed == nil && l.left(t, c) > 0 {
+	for _, c := range shuffled(l.wanting(t)) {
+		if s := sites[c.Name]; s.failed == nil {
 			l.tell(t.name()+": "+s.Name+" warms up", t)
 			_, _ = t.play(ctx, s)
 		}
@@ -343,19 +359,20 @@ func (l *lab) warmUp(ctx context.Context, t task, sites map[string]*Site) error 
 	return nil
 }
 
-func (l *lab) makeSites(ctx context.Context, g *group, sites map[string]*Site) error {
-	needed := l.needed(g)
+// makeSites makes those that contenders of a cell lack.
+func (l *lab) makeSites(ctx context.Context, t task, sites map[string]*Site) error {
+	needed := slices.DeleteFunc(l.wanting(t), func(c Contender) bool { return sites[c.Name] != nil })
 	if len(needed) == 0 {
 		return nil
 	}
-	catalog, err := g.cluster.catalog()
+	catalog, err := t.Cluster.catalog()
 	if err != nil {
 		return err
 	}
 	for _, c := range needed {
-		l.tell(fmt.Sprintf("starting %s with %d Services", c.Name, g.cluster.Services), task{})
+		l.tell(fmt.Sprintf("starting %s with %d Services", c.Name, t.Cluster.Services), task{})
 		begin := time.Now()
-		s := l.newSite(ctx, c, g.cluster, catalog)
+		s := l.newSite(ctx, c, t.Cluster, catalog)
 		sites[c.Name] = s
 		l.clock.took(time.Since(begin), "")
 		if ctx.Err() != nil {
@@ -385,11 +402,8 @@ func (l *lab) row(t task, c Contender, round int) Row {
 	}
 }
 
-// turn is a contender's, unless it is over. The error is one that ends the run.
+// turn is a contender's. The error is one that ends the run.
 func (l *lab) turn(ctx context.Context, s *Site, t task, row Row) error {
-	if l.journal.has(row) {
-		return nil
-	}
 	if s.failed != nil {
 		l.failed = true
 		row.Round, row.Failed = 0, s.failed.Error()

@@ -33,13 +33,13 @@ func lookupExperiment() Experiment {
 }
 
 func lookupCells(d Depth) (cells []Cell) {
-	for _, n := range byDepth(d, []int{100, 1000, 4000}, brief, []int{100, 1000, 4000, 10_000, 20_000, hugest}) {
+	for _, n := range byDepth(d, usual, []int{100, 1000, 4000, 10_000, 20_000, hugest}) {
 		cells = append(cells, atEnds(Cell{
-			Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Rounds: byDepth(d, 6, 6, 12),
+			Size: n, Cluster: Cluster{Services: n, Endpoints: 1},
 			Takes:      100 * time.Millisecond,
 			Contenders: withRules(n),
 		}, func(_ context.Context, s *Site, to netip.AddrPort) (Figures, error) {
-			return lookupTurn(s, to, byDepth(d, 1000, 200, 1000))
+			return lookupTurn(s, to, 500)
 		})...)
 	}
 	return cells
@@ -78,10 +78,6 @@ func lookupTurn(s *Site, to netip.AddrPort, connections int) (f Figures, err err
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		loop.Close()
-		err = errors.Join(err, s.answerProbes())
-	}()
 	loop.Ask(to)
 	// A program that has just listed rules has filled the processor's caches, so no contender is measured before.
 	if _, err := loop.Connects(connections / 10); err != nil {
@@ -101,11 +97,15 @@ func lookupTurn(s *Site, to netip.AddrPort, connections int) (f Figures, err err
 }
 
 // loop is a client and all backends in one thread, in place of the server.
-func (s *Site) loop() (*traffic.Loop, error) {
+func (s *Site) loop() (loop *traffic.Loop, err error) {
+	if s.workers.loop != nil {
+		return s.workers.loop, nil
+	}
 	if err := errors.Join(s.closeServer(), s.Bed.StopServing(string(ServerPod))); err != nil {
 		return nil, err
 	}
-	return traffic.NewLoop(s.Bed, ClientPod, ServerPod, s.ports())
+	s.workers.loop, err = traffic.NewLoop(s.Bed, ClientPod, ServerPod, s.ports())
+	return s.workers.loop, err
 }
 
 // inOrder are all Services in the order in which rules are tried. kube-proxy's mode iptables writes them in one of its

@@ -10,9 +10,11 @@ import (
 type Progress struct {
 	Doing string
 	// Cell is the one that is measured: an experiment with its case and size; empty: none is yet.
-	Cell        string
-	Done, Turns int           // turns that are over, and how many there are
-	Left        time.Duration // an estimate; 0: not known yet
+	Cell string
+	Done int // turns that are over
+	// Left is how many more there are, as far as is known, and for how long: until all is decided, or the time is over.
+	Left int
+	For  time.Duration
 }
 
 func (l *lab) tell(what string, t task) {
@@ -20,27 +22,20 @@ func (l *lab) tell(what string, t task) {
 		return
 	}
 	p := Progress{Doing: what, Cell: t.name()}
-	p.add(l)
-	if l.elsewhere != nil {
-		p.add(l.elsewhere)
-	}
-	l.Progress(p)
-}
-
-// add counts a run's turns.
-func (p *Progress) add(l *lab) {
 	for _, g := range l.groups {
-		p.Left += time.Duration(len(l.needed(g))) * l.clock.mean(time.Second, "")
+		p.For += time.Duration(len(l.needed(g)))*l.clock.mean(time.Second, "") + l.cost(g)
 		for _, t := range g.cells {
-			left := 0
 			for _, c := range t.contenders {
-				left += l.left(t, c)
+				p.Left += l.wants(t, c)
+				p.Done += l.journal.of(l.row(t, c, 0).turns()).turns
 			}
-			p.Turns += t.Rounds * len(t.contenders)
-			p.Done += t.Rounds*len(t.contenders) - left
-			p.Left += time.Duration(left) * l.clock.turn(t)
 		}
 	}
+	if left := time.Until(l.until); !l.until.IsZero() && left < p.For { // there is not time for all of it
+		p.Left = int(float64(p.Left) * left.Seconds() / p.For.Seconds())
+		p.For = max(left, 0)
+	}
+	l.Progress(p)
 }
 
 // name is the cell's, for progress messages.
@@ -68,6 +63,15 @@ func (e estimate) took(d time.Duration, names ...string) {
 		m := e[name]
 		m.sum, m.n = m.sum+d, m.n+1
 		e[name] = m
+	}
+}
+
+// remember has the clock know what turns took before.
+func (l *lab) remember() {
+	for _, r := range l.journal.rows {
+		if r.Kernel == l.kernel {
+			l.clock.took(time.Duration(r.Took*float64(time.Second)), PlaceOf(r.Experiment, r.Case, r.Size), r.Experiment)
+		}
 	}
 }
 

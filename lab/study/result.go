@@ -2,13 +2,14 @@
 // other proxies beside them, with the same Services, in namespaces of a testbed.
 //
 //	Experiments ─► cells: a case and a size ─► sites: a virtual cluster for each contender
-//	                                             │ a turn of each contender in each round, in random order
-//	                        journal, line by line ◄┘
-//	                             └► Result ─► medians, ratios to direct access with their bounds, exponents
+//	     ┌► Needs: turns that would decide ─►    │ in each round a turn of each contender, in random order
+//	     │                  journal, line by line ◄┘
+//	     └─────────────────────── Result ─► medians, ratios to direct access with their bounds, exponents
 //	                                             └► verdicts on what was published, advice, report
 package study
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -22,17 +23,18 @@ const Format = 1
 type Depth string
 
 const (
-	// Quick is all of them in a quarter of an hour.
-	Quick Depth = "quick"
+	// Standard has the sizes of the studies, but for the largest.
+	Standard Depth = "standard"
 	// Full is all of them with the largest sizes.
 	Full Depth = "full"
-	// Brief is what a quick run repeats in the test kernel: some minutes. No Result has it.
-	Brief Depth = "brief"
 )
 
 // byDepth chooses a value by depth.
-func byDepth[T any](d Depth, quick, brief, full T) T {
-	return map[Depth]T{Quick: quick, Brief: brief, Full: full}[d]
+func byDepth[T any](d Depth, standard, full T) T {
+	if d == Full {
+		return full
+	}
+	return standard
 }
 
 // Result is what a run has found: each turn's figures as they were, and all that is needed to read them without this
@@ -126,7 +128,12 @@ type Figure struct {
 	Does   string `json:"does"` // a few words for who reads a chart
 	// Main is set for the figure by which an experiment's contenders are ranked: one for each experiment.
 	Main bool `json:"main,omitempty"`
+	// Margin is the part by which the figure may differ without mattering to anybody; 0: 5 %.
+	Margin float64 `json:"margin,omitempty"`
 }
+
+// Matters is the factor from which on a difference does.
+func (f Figure) Matters() float64 { return 1 + cmp.Or(f.Margin, 0.05) }
 
 // Unit is one of seconds, bytes, bits per second, a rate per second, or a plain number.
 type Unit string
@@ -152,6 +159,15 @@ const (
 
 // Figures are values by their names.
 type Figures map[string]float64
+
+// Turns are those of a contender in a cell.
+type Turns struct {
+	Experiment, Kernel, Case string
+	Size                     int
+	Contender                string
+}
+
+func (r Row) turns() Turns { return Turns{r.Experiment, r.Kernel, r.Case, r.Size, r.Contender} }
 
 // Row is a contender's turn in a round of a cell.
 type Row struct {

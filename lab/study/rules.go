@@ -72,7 +72,7 @@ func rulesCells(d Depth) (cells []Cell) {
 		}
 		for _, c := range cases {
 			cells = append(cells, Cell{
-				Case: c.String(), Size: cluster.Services * cluster.Endpoints, Cluster: cluster, Rounds: 3, Takes: c.lasts,
+				Case: c.String(), Size: cluster.Services * cluster.Endpoints, Cluster: cluster, Takes: c.lasts,
 				Turn: c.turn,
 			})
 		}

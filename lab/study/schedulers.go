@@ -61,26 +61,25 @@ func (o slowServers) String() string {
 // as clients of a Service do.
 func schedulersCells(d Depth) (cells []Cell) {
 	quick := slowServers{users: 60, takes: 100 * time.Millisecond, workers: 7, lasts: 450 * time.Millisecond}
-	few := byDepth(d, quick, quick,
+	few := byDepth(d, quick,
 		slowServers{users: 500, takes: time.Second, workers: 58, lasts: 4500 * time.Millisecond})
 	many, unequal := few, few
 	many.workers, many.lasts, unequal.slower = 0, few.takes*3/2, 2
-	for _, servers := range []slowServers{many, few, unequal}[byDepth(d, 1, 1, 0):] {
+	for _, servers := range []slowServers{many, few, unequal}[byDepth(d, 1, 0):] {
 		cells = append(cells, Cell{
 			Case: servers.String(), Cluster: Cluster{Services: 1, Endpoints: webServers, OwnPorts: true},
-			Rounds: byDepth(d, 2, 2, 3),
-			Takes:  servers.lasts + servers.takes, Contenders: withSchedulers(d), Turn: servers.turn,
+			Takes: servers.lasts + servers.takes, Contenders: withSchedulers(d), Turn: servers.turn,
 		})
 	}
 	return cells
 }
 
-// withSchedulers has each contender with IPVS once for each scheduler. A quick run has of kube-proxy those that the
+// withSchedulers has each contender with IPVS once for each scheduler. A standard run has of kube-proxy those that the
 // comparison is about: all contenders use the kernel's schedulers.
 func withSchedulers(d Depth) func([]Contender) []Contender {
 	each := []string{"rr", "lc", "dh", "sh", "sed", "nq", "wrr", "wlc", "lblc", "lblcr", "mh", "twos"}
 	some := []string{"rr", "sh", "sed"}
-	all, some := byDepth(d, each[:6], []string{"rr", "lc", "sh", "sed"}, each), byDepth(d, some, some, each)
+	all, some := byDepth(d, each[:6], each), byDepth(d, some, each)
 	return func(contenders []Contender) (each []Contender) {
 		for _, c := range contenders {
 			switch {

@@ -24,8 +24,8 @@ func switchExperiment() Experiment {
 		},
 		Cells: func(d Depth) []Cell {
 			return []Cell{{
-				Cluster: Cluster{Services: 1000, Endpoints: 1}, Rounds: byDepth(d, 1, 1, 5),
-				Contenders: byDepth(d, quickPairs, quickPairs, allPairs), Turn: switchTurn,
+				Cluster: Cluster{Services: 1000, Endpoints: 1}, Takes: 2 * time.Second,
+				Contenders: byDepth(d, quickPairs, allPairs), Turn: switchTurn,
 			}}
 		},
 	}

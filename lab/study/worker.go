@@ -13,7 +13,8 @@ import (
 // workers are a site's processes that ask and answer.
 type workers struct {
 	clients map[testbed.Place]*traffic.Worker
-	server  *traffic.Worker // nil: the testbed's own server is there
+	server  *traffic.Worker // nil: the testbed's own server is there, or a loop
+	loop    *traffic.Loop   // may be nil
 	serves  []traffic.Server
 }
 
@@ -87,6 +88,10 @@ func (s *Site) ports() []uint16 {
 func (s *Site) closeServer() error {
 	w := s.workers.server
 	s.workers.server = nil
+	if s.workers.loop != nil {
+		s.workers.loop.Close()
+		s.workers.loop = nil
+	}
 	if !alive(w) {
 		return nil
 	}

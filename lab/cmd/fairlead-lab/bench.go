@@ -8,8 +8,10 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -32,6 +34,8 @@ type benchmark struct {
 	planes, peers     []string
 	sizes             []int
 	rounds            int
+	budget            time.Duration
+	resume            string // the directory of a run
 	output, format    string
 	testKernel        string
 	manifests         []string
@@ -47,17 +51,24 @@ func benchCommand() *cobra.Command {
 		Short: "compare the data planes on this machine, as published studies did",
 		Long: "bench repeats published comparisons of service proxies: each data plane, other proxies if wanted, and\n" +
 			"direct access without a proxy, by turns, in network namespaces of their own. Nothing on the machine is changed.\n" +
-			"All experiments take a quarter of an hour, those in a test kernel included, and with --full hours. Each\n" +
-			"turn is kept in a journal: a run that was interrupted goes on, with the same command. It needs root or\n" +
-			"unprivileged user namespaces.\n" +
+			"Rounds are added where a comparison is undecided, until all are decided or the time is over: an hour, with\n" +
+			"--quick three minutes, with --full three hours, those in a test kernel included. Each turn is kept in a\n" +
+			"journal: --continue goes on from there, also after an interruption. It needs root or unprivileged user\n" +
+			"namespaces.\n" +
 			"Exit status 1: something failed, and the results are without it.",
-		Example: "  fairlead bench\n" +
+		Example: "  fairlead bench --quick --output ~/bench\n" +
+			"  fairlead bench --continue ~/bench\n" +
 			"  fairlead bench connect lookup --planes nftables,ebpf --sizes 100,1000,10000\n" +
 			"  fairlead bench --kubeconfig ~/.kube/config\n" +
 			"  fairlead bench --peer kube-proxy=/usr/local/bin/kube-proxy --full --output ~/bench\n" +
 			"  fairlead bench --list",
 		Args: cobra.ArbitraryArgs,
-		RunE: func(c *cobra.Command, names []string) error { return b.run(c.Context(), names) },
+		RunE: func(c *cobra.Command, names []string) error {
+			if b.resume != "" {
+				return b.goOn(c)
+			}
+			return b.run(c.Context(), names)
+		},
 	}
 	b.addFlagsTo(c.Flags())
 	c.AddCommand(benchReportCommand(), benchCompareCommand(), benchFailoverCommand())
@@ -67,14 +78,17 @@ func benchCommand() *cobra.Command {
 func (b *benchmark) addFlagsTo(f *pflag.FlagSet) {
 	f.SortFlags = false
 	f.BoolVar(&b.list, "list", false, "print what each experiment does, and do nothing")
-	f.BoolVar(&b.quick, "quick", false, "smaller sizes, all experiments in a quarter of an hour (the default)")
-	f.BoolVar(&b.full, "full", false, "the largest sizes, and more rounds")
+	f.BoolVar(&b.quick, "quick", false, "what can be decided in three minutes")
+	f.BoolVar(&b.full, "full", false, "the largest sizes, in three hours")
+	f.DurationVar(&b.budget, "budget", 0, "`time` for which rounds are added (default: 1h, or see --quick and --full)")
+	f.StringVar(&b.resume, "continue", "",
+		"go on with the run in this `directory`: its command, with another --budget or --rounds")
 	f.StringSliceVar(&b.planes, "planes", study.Planes(), "Fairlead's data planes to compare")
 	f.StringArrayVar(&b.peers, "peer", nil, "a kube-proxy to compare, in all its modes: `NAME=PATH` (repeatable)")
 	f.IntSliceVar(&b.sizes, "sizes", nil,
 		"numbers of Services, in experiments in which these grow (default: each has its own)")
 	f.IntVar(&b.rounds, "rounds", 0,
-		"turns of each contender in each comparison (default: each experiment has its own)")
+		"turns of each contender in each comparison (default: as many as decide)")
 	f.StringArrayVar(&b.manifests, "manifests", nil,
 		"Services of this `file or directory` instead of generated ones (repeatable)")
 	f.StringVar(&b.kubeconfig, "kubeconfig", "", "Services of this API server instead of generated ones; it is only read")
@@ -88,9 +102,30 @@ func (b *benchmark) addFlagsTo(f *pflag.FlagSet) {
 	_ = f.MarkHidden(strings.TrimPrefix(study.GuestFlag, "--")) // it is there
 }
 
+// quickly is the budget of --quick: with the end of all proxies and the reports it is three minutes.
+const quickly = 160 * time.Second
+
+// commandArgs are those of this command, without the ones before its name.
+func commandArgs() []string {
+	return os.Args[slices.Index(os.Args, "bench")+1:]
+}
+
+// goOn runs the command that began a run once more, with another budget.
+func (b *benchmark) goOn(c *cobra.Command) error {
+	args, err := study.Arguments(b.resume)
+	if err != nil {
+		return cli.Misused(fmt.Errorf("--continue: %w", err))
+	}
+	again := benchCommand()
+	again.SilenceErrors, again.SilenceUsage = true, true
+	again.SetArgs(slices.Concat(args, []string{"--quick=false", "--continue=", "--output", b.resume,
+		"--budget", b.budget.String(), "--rounds", strconv.Itoa(b.rounds), "--format", b.format}))
+	return again.ExecuteContext(c.Context())
+}
+
 func (b *benchmark) run(ctx context.Context, names []string) error {
 	if b.guest != "" {
-		return cli.Failed(study.Guest(ctx, b.guest, os.Stdout))
+		return cli.Failed(study.Guest(ctx, b.guest, studyreport.Needs, os.Stdout))
 	}
 	o, err := b.options(names)
 	if err != nil {
@@ -112,6 +147,7 @@ func (b *benchmark) run(ctx context.Context, names []string) error {
 	o.Program = []string{agent}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGPIPE, unix.SIGHUP) // clean up then, too
 	defer stop()
+	o.Judge, o.Args = studyreport.Needs, commandArgs()
 	line := newProgress()
 	o.Progress, o.Say = line.follow, line.say
 	r, err := study.Run(ctx, o)
@@ -126,8 +162,8 @@ func (b *benchmark) run(ctx context.Context, names []string) error {
 func (b *benchmark) outcome(ctx context.Context, r *study.Result, err error) error {
 	switch {
 	case ctx.Err() != nil:
-		return cli.Exit(cli.ExitInterrupted, fmt.Errorf("interrupted; what was found is in %s, and the same command goes on "+
-			"from there", b.output))
+		return cli.Exit(cli.ExitInterrupted, fmt.Errorf("interrupted; what was found is in %s: bench --continue %s goes on "+
+			"from there", b.output, b.output))
 	case err != nil:
 		return cli.Failed(err)
 	case !r.Complete:
@@ -147,9 +183,21 @@ func (b *benchmark) options(names []string) (o study.Options, err error) {
 	}
 	slices.Sort(b.sizes)
 	b.sizes = slices.Compact(b.sizes)
-	o = study.Options{Depth: study.Quick, Sizes: b.sizes, Rounds: b.rounds, Dir: b.output}
+	if b.budget < 0 || b.budget > 0 && b.rounds > 0 {
+		return o, errors.New("--budget: a time, and not together with --rounds")
+	}
+	o = study.Options{Depth: study.Standard, Sizes: b.sizes, Rounds: b.rounds, Dir: b.output, Budget: b.budget}
 	if b.full {
 		o.Depth = study.Full
+	}
+	switch {
+	case b.budget > 0 || b.rounds > 0:
+	case b.quick:
+		o.Budget = quickly
+	case b.full:
+		o.Budget = 3 * time.Hour
+	default:
+		o.Budget = time.Hour
 	}
 	if o.Experiments, err = study.Choose(names); err != nil {
 		return o, err

@@ -228,6 +228,8 @@ func TestBench_usage(t *testing.T) {
 		`--peer x: /nonexistent is no program`:            "--peer x=/nonexistent",
 		`the name x is there twice`:                       "--peer x=/bin/true --peer x=/bin/false",
 		`--quick and --full`:                              "--quick --full",
+		`--budget: a time, and not`:                       "--budget 1m --rounds 3",
+		`--continue: there is no run to continue`:         "--continue /nonexistent",
 		`--sizes: 0 is not between`:                       "--sizes 0",
 		`--rounds: -1`:                                    "--rounds -1",
 		`-o: "yaml" is neither`:                           "-o yaml",
@@ -302,6 +304,23 @@ func TestBench_interrupted(t *testing.T) {
 	}
 	if r := b.result(); r.Complete || len(r.Rows) < rows || strings.Contains(turns(r), "failed") {
 		t.Errorf("there were %d rows, and there are, complete: %t,\n%s", rows, r.Complete, turns(r))
+	}
+	b.uses(0, "userspace", []string{"bench", "--continue", b.output, "--rounds", "3"})
+	r := b.result()
+	if !r.Complete || len(r.Rows) < 3*4 || strings.Count(turns(r)+"\n", ", round 3\n") != 4 {
+		t.Errorf("it did not go on: complete: %t,\n%s", r.Complete, turns(r))
+	}
+}
+
+// There is a first round however short the time is, and with more time there are more.
+func TestBench_budget(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.runs(0, "undecided", "connect", "--planes", "nftables", "--sizes", "10", "--budget", "1ms")
+	before := len(b.result().Rows)
+	b.uses(0, "Medians of rounds", []string{"bench", "--continue", b.output, "--budget", "10s"})
+	if after := len(b.result().Rows); before != 3 || after <= before {
+		t.Errorf("there were %d rows, and there are %d", before, after)
 	}
 }
 

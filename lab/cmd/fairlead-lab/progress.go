@@ -61,13 +61,13 @@ func (p *progress) measuring(plane string, n, of int) {
 // follow is show for a study. Without a terminal there is a line for each cell.
 func (p *progress) follow(s study.Progress) {
 	left := ""
-	if s.Left > 0 {
-		left = roughly(s.Left) + " left, "
+	if s.For > 0 {
+		left = roughly(s.For) + " left, "
 	}
-	p.show(left+s.Doing, s.Done, s.Turns)
+	p.show(left+s.Doing, s.Done, s.Done+s.Left)
 	if p.bar == nil && s.Cell != "" && s.Cell != p.part {
 		p.part = s.Cell
-		fmt.Fprintf(p.out, "fairlead: %s (%d of %d turns, %sat %s)\n", s.Cell, s.Done, s.Turns, left,
+		fmt.Fprintf(p.out, "fairlead: %s (%d of %d turns, %sat %s)\n", s.Cell, s.Done, s.Done+s.Left, left,
 			time.Now().Format(time.TimeOnly))
 	}
 }

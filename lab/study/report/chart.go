@@ -148,13 +148,13 @@ func (v shown) xAxis() axis {
 	return axis{low: low, high: high, from: left + 10, to: right - 8, log: low > 0 && high > 4*low}
 }
 
-// band is what the A/A control differs by, at each size.
+// band is what does not matter, at each size.
 func (v shown) band(x, y axis) string {
 	var up, down []string
 	for _, n := range v.sizes {
 		p := v.place
 		p.size = n
-		spread := v.stats.spread(p, v.figure.Name)
+		spread := v.stats.margin(p, v.figure.Name)
 		at := px(x.at(float64(n)))
 		up = append(up, at+" "+px(clamp(y, spread)))
 		down = append([]string{at + " " + px(clamp(y, 1/spread))}, down...)
@@ -230,7 +230,7 @@ func (v shown) rowsPicture() picture {
 	if v.relative {
 		one := v.place
 		one.size = size
-		spread := v.stats.spread(one, v.figure.Name)
+		spread := v.stats.margin(one, v.figure.Name)
 		from, to := px(clamp(x, 1/spread)), px(clamp(x, spread))
 		p.Band = fmt.Sprintf("M%s %sH%sV%sH%sZ", from, px(top), to, px(bottom), from)
 		p.One = "M" + px(clamp(x, 1)) + " " + px(top) + "V" + px(bottom)

@@ -128,7 +128,7 @@ func sameMachine(a, b study.Kernel) bool {
 func bothRelative(x, y far) bool {
 	_, a := x.relative()
 	_, b := y.relative()
-	return a && b
+	return len(a) == 2 && len(b) == 2
 }
 
 // difference compares a figure; ok is false if one of the Results does not have it, or if it is the control.
@@ -154,7 +154,7 @@ func difference(x, y far, f study.Figure) (d Difference, ok bool) {
 		return d.of(f), true
 	}
 	d.comparison, d.Ratio = c, c.Median
-	d.Outcome = outcome(c.Seen(), c.Alike(), c.Less() == (f.Better == study.Lower))
+	d.Outcome = outcome(c.More() || c.Less(), c.Alike(), c.Less() == (f.Better == study.Lower))
 	if !math.IsInf(c.High, 0) {
 		d.Bounds = &[2]float64{c.Low, c.High}
 	}
@@ -200,7 +200,7 @@ func (c *Changes) summary() string {
 	for _, d := range c.Differences {
 		counts[d.Outcome]++
 	}
-	return fmt.Sprintf("Of %s: %s. Of figures that are the same, some 5 %% lie beyond their bounds by chance.",
+	return fmt.Sprintf("Of %s: %s. At most 5 %% of figures that are the same lie beyond their bounds by chance.",
 		counted(len(c.Differences), "figures"), tally(counts, "%d %s", "better", "worse", "other", "same", "unknown"))
 }
 
@@ -237,8 +237,7 @@ func (d Difference) ratio() string {
 }
 
 const compareLegend = "Ratio: after to before, with bounds of 95 %. * of times that of direct access in the same " +
-	"rounds, so that machines and days compare. = no difference seen: within the bounds, or within the spread of the " +
-	"controls."
+	"rounds, so that machines and days compare. = no difference that matters; ? undecided."
 
 // changed are those with a difference.
 func (c *Changes) changed() []Difference {

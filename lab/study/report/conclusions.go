@@ -11,12 +11,8 @@ import (
 	"fairlead.dev/fairlead/lab/study"
 )
 
-// visible is the least difference that counts as one; alike is the difference that must be ruled out before two are
-// called alike.
-const (
-	visible = 1.05
-	alike   = 1.1
-)
+// alike is the factor by which figures may differ that a conclusion calls the same.
+const alike = 1.1
 
 // conclusion is a published statement and the function that judges it.
 type conclusion struct {
@@ -62,6 +58,16 @@ type votes struct {
 	published, measured int
 	strict              bool   // one vote against the conclusion is enough
 	none                string // why there are no votes
+	open                []question
+}
+
+// judge votes by a rule, and keeps what it leaves open.
+func (v *votes) judge(c Comparison, rule func(Comparison) Answer) {
+	a := rule(c)
+	if a == Unknown {
+		v.open = append(v.open, question{c, func(c Comparison) bool { return rule(c) != Unknown }})
+	}
+	v.vote(a)
 }
 
 func (v *votes) vote(a Answer) {
@@ -87,26 +93,30 @@ func (v *votes) answer() (Answer, string) {
 	case v.count[Fails] == v.all || v.strict && v.count[Fails] > 0:
 		return Fails, says
 	case v.count[Fails] == 0 && v.count[Unknown] > 0:
-		return Unknown, boundsTooWide + says
+		return Unknown, says
 	}
 	return Differs, says
 }
 
-// judged is the answer for the planes of one program on a kernel; the error says why there is none.
-func (c conclusion) judged(b judged) (Answer, string, error) {
+// judged is the verdict on the planes of one program on a kernel; the error says why there is none.
+func (c conclusion) judged(b judged) (Verdict, error) {
 	curves, err := b.byFirst(c.needs, c.planes)
 	if err != nil {
-		return Unknown, "", err
+		return Verdict{}, err
 	}
 	var v votes
 	if err := c.judge(b, curves, &v); err != nil {
-		return Unknown, "", err
+		return Verdict{}, err
 	}
 	if v.all == 0 {
-		return Unknown, "", errors.New(v.none)
+		return Verdict{}, errors.New(v.none)
 	}
-	answer, says := v.answer()
-	return answer, says, nil
+	verdict := Verdict{Conclusion: c.says, Published: c.source, Of: b.whose(), Kernel: b.kernel}
+	if verdict.Answer, verdict.Says = v.answer(); verdict.Answer == Unknown {
+		verdict.open = v.open
+		verdict.Says = b.remedy(v.open) + ": " + verdict.Says
+	}
+	return verdict, nil
 }
 
 // byFirst are curves of the first of some experiments that was measured for the planes; of the last Service, where
@@ -131,27 +141,27 @@ func crossing(at int) func(judged, []curve, *votes) error {
 		if len(all) == 0 || all[len(all)-1].size <= at {
 			return fmt.Errorf("no more than %s were measured for %s", counted(at, c[0].axis), c[0].experiment)
 		}
-		var as, contrary [2]int // claims up to the size, and beyond
-		vague := false
+		var ahead, behind [2]bool // up to the size, and beyond
 		for _, r := range all {
-			beyond := r.size > at
-			as[one(beyond)] += one(r.Seen() && r.More() == beyond)
-			contrary[one(beyond)] += one(r.Seen() && r.Less() == beyond)
-			vague = vague || r.Vague()
+			r.Comparison = r.asPublished()
+			beyond := one(r.size > at)
+			ahead[beyond], behind[beyond] = ahead[beyond] || r.Less(), behind[beyond] || r.More()
+			if r.Vague() {
+				v.open = append(v.open, question{r.Comparison, settled})
+			}
 		}
-		answer, says := Fails, c[0].beside(c[1], all)
+		answer := Fails
 		switch {
-		case vague:
+		case ahead[1]: // whatever the others are
+		case len(v.open) > 0:
 			answer = Unknown
-		case as[0]+as[1]+contrary[0]+contrary[1] == 0:
-			return errors.New(says)
-		case as[0] > 0 && as[1] > 0 && contrary == [2]int{}:
+		case ahead[0] && !behind[0] && behind[1]:
 			answer = Holds
-		case as[1] > 0 && contrary[1] == 0: // behind above, but not ahead below
+		case behind[1]:
 			answer = Differs
 		}
 		v.vote(answer)
-		v.say("%s", says)
+		v.say("%s", c[0].beside(c[1], all))
 		return nil
 	}
 }
@@ -169,7 +179,7 @@ func rulesCostNothing(b judged, _ []curve, v *votes) error {
 		}
 		if r, sizes, ok := c.lastToFirst(); ok {
 			v.measured = max(v.measured, sizes[1])
-			v.vote(unchanged(r))
+			v.judge(r, unchanged)
 			v.say("%s%s times as long with %s as with %s", strings.TrimPrefix(of+": ", ": "), r, counted(sizes[1], c.axis),
 				study.Number(sizes[0]))
 		}
@@ -177,17 +187,26 @@ func rulesCostNothing(b judged, _ []curve, v *votes) error {
 	return nil
 }
 
-// unchanged judges a ratio that was said to be 1.
+// unchanged judges a ratio that was said to be 1, or no more.
 func unchanged(r Comparison) Answer {
-	switch {
-	case r.High < alike && 1/r.Low < alike || r.High < 1:
+	switch r = r.asPublished(); {
+	case r.High < r.Margin:
 		return Holds
-	case r.More() && r.Low > visible:
-		return Fails
 	case r.More():
-		return Differs
+		return Fails
 	}
 	return Unknown
+}
+
+// same judges a ratio that was said to be 1.
+func same(r Comparison) Answer {
+	switch r = r.asPublished(); {
+	case r.Alike():
+		return Holds
+	case r.Vague():
+		return Unknown
+	}
+	return Fails
 }
 
 // lastToFirst is how many times as bad the figure is at the largest size as at the smallest.
@@ -209,25 +228,24 @@ func updates(holds, fails func(Growth) bool) func(judged, []curve, *votes) error
 		if !ok {
 			return errors.New("update was measured with one size only")
 		}
-		says := fmt.Sprintf("%s of %s: %s at %s, %s at %s; it grows as %s", c.figure.Name, c.who.Name,
+		v.judge(g.ratio, func(r Comparison) Answer {
+			switch g := r.growth(g.From, g.To); {
+			case holds(g):
+				return Holds
+			case fails(g):
+				return Fails
+			}
+			return Unknown
+		})
+		v.say("%s of %s: %s at %s, %s at %s; it grows as %s", c.figure.Name, c.who.Name,
 			c.value(g.From), counted(g.From, c.axis), c.value(g.To), counted(g.To, c.axis), g)
-		switch {
-		case holds(g):
-			v.vote(Holds)
-		case fails(g):
-			v.vote(Fails)
-		default:
-			return errors.New(says)
-		}
-		v.say("%s", says)
 		return nil
 	}
 }
 
 // lastSlower compares the last Service with the first one.
 func lastSlower(b judged, _ []curve, v *votes) error {
-	v.none = "the first and the last Service of iptables of " + b.whose() +
-		" were not measured, or the bounds are too wide"
+	v.none = "the first and the last Service of iptables of " + b.whose() + " were not measured"
 	for _, experiment := range []string{"lookup", "bandwidth"} {
 		last, err := b.main(experiment, "iptables", "last")
 		first, failed := b.main(experiment, "iptables", "first")
@@ -236,14 +254,19 @@ func lastSlower(b judged, _ []curve, v *votes) error {
 		}
 		n := last.largest()
 		r, ok := b.compare(last.at(n), first.at(n), last.figure.Name)
-		if !ok || r.Vague() {
+		if !ok {
 			continue
 		}
-		answer := Fails
-		if r = last.worse(r); r.More() {
-			answer = Holds
-		}
-		v.vote(answer)
+		r = last.worse(r).asPublished()
+		v.judge(r, func(r Comparison) Answer {
+			switch {
+			case r.More():
+				return Holds
+			case r.High < r.Margin:
+				return Fails
+			}
+			return Unknown
+		})
 		v.say("%s: last to first %s at %s", last.named(), r, counted(n, last.axis))
 	}
 	return nil
@@ -258,18 +281,15 @@ func flatTo(published int) func(judged, []curve, *votes) error {
 			return fmt.Errorf("%s was measured with one size only", c.experiment)
 		}
 		v.published, v.measured = published, sizes[1]
-		hardly := ""
-		if unchanged(r) == Differs {
-			hardly = ", hardly more"
-		}
-		v.vote(unchanged(r))
-		v.say("%s takes %s times as long at %s as at %s (%s)%s", c.who.Name, r, counted(sizes[1], c.axis),
-			study.Number(sizes[0]), c.named(), hardly)
+		v.judge(r, unchanged)
+		v.say("%s takes %s times as long at %s as at %s (%s)", c.who.Name, r, counted(sizes[1], c.axis),
+			study.Number(sizes[0]), c.named())
 		return nil
 	}
 }
 
-// worstBeatsBest compares across sizes, for the Service that rules name first and the one that they name last.
+// worstBeatsBest compares the largest size of one with the smallest of the other, for the Service that rules name first
+// and the one that they name last.
 func worstBeatsBest(b judged, _ []curve, v *votes) error {
 	for _, end := range []string{"first", "last"} {
 		curves, err := b.curves("lookup", end, "nftables", "iptables")
@@ -277,13 +297,13 @@ func worstBeatsBest(b judged, _ []curve, v *votes) error {
 			return err
 		}
 		nft, ipt := curves[0], curves[1]
-		worst, best := nft.extreme(true), ipt.extreme(false)
+		worst, best := nft.largest(), slices.Min(ipt.sizes())
 		r, ok := b.compare(nft.at(worst), ipt.at(best), nft.figure.Name)
 		if !ok {
 			return errors.New("there are no figures")
 		}
 		r = nft.worse(r)
-		v.vote(ahead(r))
+		v.judge(r, ahead)
 		v.say("%s Service: %s at %s takes %s times as long as %s at %s", end, nft.who.Name,
 			counted(worst, nft.axis), r, ipt.who.Name, counted(best, ipt.axis))
 	}
@@ -303,27 +323,6 @@ func ahead(r Comparison) Answer {
 	return Differs
 }
 
-// extreme is the size at which a curve is worst, or best, among those of which that was published if there are such.
-func (c curve) extreme(worst bool) (size int) {
-	const from = 5000
-	sizes := c.sizes()
-	if i := slices.IndexFunc(sizes, func(n int) bool { return n >= from }); i > 0 {
-		sizes = sizes[i:]
-	}
-	var at float64
-	for i, n := range sizes {
-		all, _ := far{c.Statistics, c.at(n), c.figure.Name}.relative()
-		v := all.Median()
-		if c.figure.Better == study.Higher {
-			v = 1 / v
-		}
-		if i == 0 || worst == (v > at) {
-			size, at = n, v
-		}
-	}
-	return size
-}
-
 // asFast compares two planes at all sizes.
 func asFast(_ judged, c []curve, v *votes) error {
 	all := c[0].against(c[1])
@@ -331,14 +330,7 @@ func asFast(_ judged, c []curve, v *votes) error {
 		return errors.New("they were not measured in the same rounds")
 	}
 	for _, r := range all {
-		switch {
-		case r.More():
-			v.vote(Fails)
-		case r.Vague() || r.High >= alike:
-			v.vote(Unknown)
-		default:
-			v.vote(Holds)
-		}
+		v.judge(r.Comparison, unchanged)
 	}
 	v.say("%s", c[0].beside(c[1], all))
 	return nil
@@ -352,41 +344,36 @@ func sixteenPercent(_ judged, curves []curve, v *votes) error {
 	if !ok || e.Direct == nil {
 		return fmt.Errorf("%s was not measured with 1,000 Services and direct access", c.experiment)
 	}
-	answer, r := Fails, e.Direct
-	switch {
-	case r.More() && published/alike < r.Low && r.High < published*alike:
-		answer = Holds
-	case r.Vague() || r.Low <= published && published <= r.High:
-		answer = Unknown
-	case r.More():
-		answer = Differs
-	}
-	v.vote(answer)
-	v.say("%s takes %s times as long as direct access (%s)", c.who.Name, r, c.named())
+	v.judge(*e.Direct, func(r Comparison) Answer {
+		low, high := r.Low/published, r.High/published
+		switch {
+		case 1/alike < low && high < alike:
+			return Holds
+		case low <= 1 && 1 <= high || r.Vague():
+			return Unknown
+		case r.More():
+			return Differs
+		}
+		return Fails
+	})
+	v.say("%s takes %s times as long as direct access (%s)", c.who.Name, e.Direct, c.named())
 	return nil
 }
 
 // sameBandwidth compares all planes with direct access, with as many Services as there are.
 func sameBandwidth(b judged, _ []curve, v *votes) error {
 	v.before, v.between, v.none = "times that of direct access: ", ", ",
-		"bandwidth was not measured for "+b.whose()+", or the bounds are too wide"
+		"bandwidth was not measured for "+b.whose()
 	for _, plane := range planes() {
 		c, err := b.main("bandwidth", plane, "")
 		if err != nil {
 			continue
 		}
 		e, ok := c.estimate(c.at(c.largest()), c.figure.Name)
-		if !ok || e.Direct == nil || e.Direct.Vague() {
+		if !ok || e.Direct == nil {
 			continue
 		}
-		answer := Holds
-		switch {
-		case e.Direct.Seen() && e.Direct.High < 1/visible:
-			answer = Fails
-		case e.Direct.Low < 1/alike:
-			answer = Unknown
-		}
-		v.vote(answer)
+		v.judge(*e.Direct, same)
 		v.say("%s %s", c.who.Name, e.Direct)
 	}
 	return nil
@@ -407,7 +394,12 @@ func schedulers(b judged, _ []curve, v *votes) error {
 				continue
 			}
 			r = curve{figure: f}.worse(r)
-			v.vote(map[bool]Answer{true: ahead(r), false: Fails}[r.Less() || r.Vague()])
+			v.judge(r, func(r Comparison) Answer {
+				if a := ahead(r); a != Differs { // to be as good is not to be ahead
+					return a
+				}
+				return Fails
+			})
 			texts = append(texts, name+" "+r.String())
 		}
 		switch len(texts) {

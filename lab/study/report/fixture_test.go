@@ -15,7 +15,7 @@ import (
 // without a direct control. Its figures come from formulas, with a little noise that is always the same.
 func made() *study.Result {
 	m := maker{random: rand.New(rand.NewPCG(8, 8)), Result: study.Result{
-		Format: study.Format, Version: "v0.0.0", Depth: study.Quick, Complete: true, Services: "generated",
+		Format: study.Format, Version: "v0.0.0", Depth: study.Standard, Complete: true, Services: "generated",
 		Started: time.Date(2026, 11, 22, 14, 3, 0, 0, time.UTC), Ended: time.Date(2026, 11, 22, 14, 17, 0, 0, time.UTC),
 		Kernels: []study.Kernel{
 			{Name: study.This, Release: "6.18.44", CPU: "AMD EPYC", CPUs: 2, Memory: 4 << 30,
@@ -66,7 +66,7 @@ func (m *maker) noisy(v float64) float64 {
 
 // add has a row of some rounds.
 func (m *maker) add(row study.Row, rounds int, figures study.Figures) {
-	for round := 1; round <= rounds; round++ {
+	for round := 1; round <= 4*rounds; round++ {
 		row.Round, row.Took, row.Figures = round, 1, study.Figures{}
 		m.at++
 		row.At = m.Started.Add(time.Duration(m.at) * time.Second)
@@ -121,7 +121,7 @@ func (m *maker) connect() {
 	}
 	m.Rows = append(m.Rows, study.Row{Experiment: "connect", Kernel: study.This, Size: 4000,
 		Contender: "kube-proxy nftables",
-		Round:     8, Failed: "the peer ended: exit status 1", At: m.Started})
+		Round:     29, Failed: "the peer ended: exit status 1", At: m.Started})
 }
 
 func (m *maker) rules() {
@@ -235,5 +235,5 @@ func (m *maker) rolling() {
 		m.Rows[len(m.Rows)-1].Figures["lost"] = float64(max(0, i-4))
 	}
 	m.Rows = append(m.Rows, study.Row{Experiment: "rolling", Kernel: study.This, Case: "short connections",
-		Contender: "ebpf", Round: 4, Failed: fmt.Sprintf("%d servers did not start", 2), At: m.Started})
+		Contender: "ebpf", Round: 13, Failed: fmt.Sprintf("%d servers did not start", 2), At: m.Started})
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 
@@ -34,9 +33,9 @@ func (p place) at(size int, c study.Contender) turns {
 type Statistics struct {
 	*study.Result
 	rows map[turns][]study.Row
-	// Results that were computed before, as bounds take time.
+	// Results that were computed before.
 	estimates map[asked]Estimate
-	spreads   map[asked]float64
+	margins   map[asked]float64
 }
 
 // asked is what a figure is computed for.
@@ -48,7 +47,7 @@ type asked struct {
 // NewStatistics sorts the rows of a Result.
 func NewStatistics(r *study.Result) *Statistics {
 	s := &Statistics{
-		Result: r, rows: map[turns][]study.Row{}, estimates: map[asked]Estimate{}, spreads: map[asked]float64{},
+		Result: r, rows: map[turns][]study.Row{}, estimates: map[asked]Estimate{}, margins: map[asked]float64{},
 	}
 	for _, row := range r.Rows {
 		t := turns{place{row.Experiment, row.Kernel, row.Case, row.Size}, row.Contender}
@@ -125,11 +124,13 @@ func (s *Statistics) contendersAt(in func(place) bool) (all []study.Contender) {
 			all = append(all, s.Contender(t.contender))
 		}
 	}
-	slices.SortFunc(all, func(a, b study.Contender) int {
-		return cmp.Or(cmp.Compare(rank(a.Kind), rank(b.Kind)), cmp.Compare(planeRank(a.Plane), planeRank(b.Plane)),
-			cmp.Compare(a.Name, b.Name))
-	})
+	slices.SortFunc(all, inOrder)
 	return all
+}
+
+func inOrder(a, b study.Contender) int {
+	return cmp.Or(cmp.Compare(rank(a.Kind), rank(b.Kind)), cmp.Compare(planeRank(a.Plane), planeRank(b.Plane)),
+		cmp.Compare(a.Name, b.Name))
 }
 
 func rank(k study.Kind) int {
@@ -261,35 +262,6 @@ func (s *Statistics) newEstimate(t turns, figure string) (e Estimate) {
 	return e
 }
 
-// Comparison is how many times as much of a figure one contender has as another.
-type Comparison struct {
-	bench.Ratio
-	Rounds int
-	// Spread is the factor within which chance is: what the A/A control differs by. 1: there was no such control.
-	Spread float64
-}
-
-// Seen reports whether the two differ by more than chance: 1 is not within the bounds, and the median is not within the
-// spread of the control.
-func (c Comparison) Seen() bool {
-	return (c.Low > 1 || c.High < 1) && math.Abs(math.Log(c.Median)) > math.Log(c.Spread)
-}
-
-// loose is the width of bounds from which on they say too little to call two contenders alike.
-const loose = 1.5
-
-// Alike reports whether no difference is seen, and the bounds leave no room for a large one.
-func (c Comparison) Alike() bool { return !c.Seen() && c.High < loose && c.Low > 1/loose }
-
-// Vague reports whether nothing can be said: neither a difference is seen, nor that there is none.
-func (c Comparison) Vague() bool { return !c.Seen() && !c.Alike() }
-
-// More and Less are differences that are seen.
-func (c Comparison) More() bool { return c.Seen() && c.Median > 1 }
-
-// Less is the other one.
-func (c Comparison) Less() bool { return c.Seen() && c.Median < 1 }
-
 // compare compares two contenders: in the same rounds of a place, or, in different ones, relative to no proxy in each.
 func (s *Statistics) compare(a, b turns, figure string) (Comparison, bool) {
 	if a.place != b.place {
@@ -299,7 +271,8 @@ func (s *Statistics) compare(a, b turns, figure string) (Comparison, bool) {
 	if !positive(x) || !positive(y) {
 		return Comparison{}, false
 	}
-	return Comparison{Ratio: ratio(x, y), Rounds: len(x), Spread: s.spread(a.place, figure)}, true
+	sides := []side{{a, len(x)}, {b, len(x)}}
+	return comparison(logRatios(x, y), s.margin(a.place, figure), sides...), true
 }
 
 // paired are the values of rounds that both have.
@@ -317,70 +290,34 @@ func positive(all bench.Series) bool {
 	return len(all) > 0 && slices.Min(all) > 0
 }
 
-// spread is the factor by which the direct control and its copy differ, at most.
-func (s *Statistics) spread(p place, figure string) float64 {
-	return known(s.spreads, asked{turns{place: p}, figure}, func() float64 { return s.newSpread(p, figure) })
+// logRatios are the logarithms of ratios, as many as both have.
+func logRatios(x, y bench.Series) (logs []float64) {
+	for i := range min(len(x), len(y)) {
+		logs = append(logs, math.Log(x[i]/y[i]))
+	}
+	return logs
 }
 
-func (s *Statistics) newSpread(p place, figure string) float64 {
-	again, _ := s.control(p, study.Again)
-	direct, _ := s.control(p, study.Direct)
-	x, y := paired(s.values(again, figure), s.values(direct, figure))
-	if !positive(x) || !positive(y) {
-		return 1
-	}
-	r := ratio(x, y)
-	return max(1, r.High, 1/max(r.Low, math.SmallestNonzeroFloat64))
-}
-
-// few are rounds of which a bootstrap says too little: five values drawn of five hardly vary as much as five others
-// would.
-const few = 6
-
-// draws are those of a bootstrap.
-const draws = 1000
-
-// margin is that of 95 % on either side of what a few rounds say, of the square of its standard error: Student's.
-func margin(rounds int, squaredError float64) float64 {
-	if rounds < 2 {
-		return math.Inf(1)
-	}
-	return []float64{12.706, 4.303, 3.182, 2.776}[min(rounds, few-1)-2] * math.Sqrt(squaredError)
-}
-
-// within returns the ratio and its bounds, given the margin of its logarithm.
-func within(middle, margin float64) bench.Ratio {
-	return bench.Ratio{Median: middle, Low: middle / math.Exp(margin), High: middle * math.Exp(margin)}
-}
-
-// ratio compares series of the same rounds. The bounds of few rounds are Student's, of the logarithms.
-func ratio(x, y bench.Series) bench.Ratio {
-	if len(x) >= few {
-		return x.Ratio(y)
-	}
-	ratios := make(bench.Series, len(x))
-	for i := range x {
-		ratios[i] = x[i] / y[i]
-	}
-	return within(math.Exp(logs(ratios).Median()), margin(len(x), squaredError(ratios)))
-}
-
-// squaredError is the square of the standard error of the mean of logarithms.
-func squaredError(all bench.Series) float64 {
-	_, squares := spreadOf(logs(all))
-	n := float64(len(all))
-	return squares / max(n-1, 1) / n
-}
-
-// spreadOf is the mean of values, and the sum of the squares of how far they are from it.
-func spreadOf(all bench.Series) (mean, squares float64) {
-	for _, v := range all {
-		mean += v / float64(len(all))
-	}
-	for _, v := range all {
-		squares += (v - mean) * (v - mean)
-	}
-	return mean, squares
+// margin is the factor from which on a difference of a figure matters: what the figure's description says, or more
+// where direct access differs by more from its copy.
+func (s *Statistics) margin(p place, figure string) float64 {
+	return known(s.margins, asked{turns{place: p}, figure}, func() float64 {
+		d, _ := s.Experiment(p.experiment)
+		m := study.Figure{}.Matters()
+		if i := slices.IndexFunc(d.Figures, func(f study.Figure) bool { return f.Name == figure }); i >= 0 {
+			m = d.Figures[i].Matters()
+		}
+		again, _ := s.control(p, study.Again)
+		direct, _ := s.control(p, study.Direct)
+		x, y := paired(s.values(again, figure), s.values(direct, figure))
+		if !positive(x) || !positive(y) {
+			return m
+		}
+		if c := comparison(logRatios(x, y), m); c.More() || c.Less() {
+			m = max(c.Median, 1/c.Median)
+		}
+		return m
+	})
 }
 
 // far is one side of a comparison of different places, or different Results.
@@ -390,8 +327,8 @@ type far struct {
 	figure string
 }
 
-// relative are the figures relative to no proxy in the same rounds if there was none, which says direct.
-func (f far) relative() (all bench.Series, direct bool) {
+// relative are the figures relative to no proxy in the same rounds if there was none. Turns of that come second in of.
+func (f far) relative() (all bench.Series, of []turns) {
 	values := f.s.values(f.at, f.figure)
 	if control, ok := f.s.control(f.at.place, study.Direct); ok && control != f.at {
 		x, y := paired(values, f.s.values(control, f.figure))
@@ -399,55 +336,45 @@ func (f far) relative() (all bench.Series, direct bool) {
 			for i := range x {
 				all = append(all, x[i]/y[i])
 			}
-			return all, true
+			return all, []turns{f.at, control}
 		}
 	}
-	return series(values), false
+	return series(values), []turns{f.at}
 }
 
-// compareFar compares what was not measured in the same rounds.
+// plain are the figures as they are.
+func (f far) plain() (bench.Series, []turns) {
+	return series(f.s.values(f.at, f.figure)), []turns{f.at}
+}
+
+// compareFar compares what was not measured in the same rounds: the first round of one with the first of the other, and
+// so on.
 func compareFar(a, b far) (Comparison, bool) {
-	x, relative := a.relative()
-	y, too := b.relative()
-	if relative != too {
-		x, y = series(a.s.values(a.at, a.figure)), series(b.s.values(b.at, b.figure))
+	x, ofX := a.relative()
+	y, ofY := b.relative()
+	if len(ofX) != len(ofY) {
+		x, ofX = a.plain()
+		y, ofY = b.plain()
 	}
 	if !positive(x) || !positive(y) {
 		return Comparison{}, false
 	}
-	return Comparison{
-		Ratio: independent(x, y), Rounds: min(len(x), len(y)),
-		Spread: max(a.s.spread(a.at.place, a.figure), b.s.spread(b.at.place, b.figure)),
-	}, true
-}
-
-// independent is the ratio of the medians of two series, whose bounds come from drawing rounds of both.
-func independent(x, y bench.Series) bench.Ratio {
-	middle := x.Median() / y.Median()
-	n := min(len(x), len(y))
-	if n < few {
-		return within(middle, margin(n, squaredError(x)+squaredError(y)))
+	var sides []side
+	for i := range ofX {
+		sides = append(sides, side{ofX[i], len(x)}, side{ofY[i], len(y)})
 	}
-	low, high := bench.Bootstrap(draws, func(random *rand.Rand) float64 {
-		return x.Draw(random).Median() / y.Draw(random).Median()
-	})
-	return bench.Ratio{Median: middle, Low: low, High: high}
-}
-
-func logs(all bench.Series) bench.Series {
-	out := make(bench.Series, len(all))
-	for i, v := range all {
-		out[i] = math.Log(v)
-	}
-	return out
+	margin := max(a.s.margin(a.at.place, a.figure), b.s.margin(b.at.place, b.figure))
+	return comparison(logRatios(x, y), margin, sides...), true
 }
 
 // Growth is how a figure grows with the size.
 type Growth struct {
 	From, To int     // the smallest and the largest size
 	Times    float64 // how many times as much the largest has
-	// Exponent is the a in figure ~ size^a, with its bounds of 95 %.
+	// Exponent is the a in figure ~ size^a between these two, with its bounds.
 	Exponent, Low, High float64
+
+	ratio Comparison
 }
 
 // flat is the exponent up to which nothing grows.
@@ -461,57 +388,26 @@ func (g Growth) Grows() bool { return g.Low > flat }
 
 // growth is that of a contender's figure in a case, relative to no proxy if there was none.
 func (s *Statistics) growth(p place, contender, figure string) (g Growth, ok bool) {
-	var at []float64
-	var all, plain []bench.Series
-	relative := true
+	var at []turns
 	for _, size := range s.sizes(p.experiment, p.kernel, p.of) {
 		p.size = size
-		values, direct := far{s, turns{p, contender}, figure}.relative()
-		if size <= 0 || !positive(values) {
-			continue
+		if t := (turns{p, contender}); size > 0 && positive(series(s.values(t, figure))) {
+			at = append(at, t)
 		}
-		at, all, relative = append(at, float64(size)), append(all, values), relative && direct
-		plain = append(plain, series(s.values(turns{p, contender}, figure)))
 	}
 	if len(at) < 2 {
 		return g, false
 	}
-	if !relative {
-		all = plain
-	}
-	middle := medians(all, nil)
-	g = Growth{From: int(at[0]), To: int(at[len(at)-1]), Times: middle[len(at)-1] / middle[0]}
-	if at[len(at)-1] > at[0] {
-		g.Exponent = bench.Exponent(at, middle)
-		g.Low, g.High = exponents(at, all, g.Exponent)
-	}
-	return g, true
+	first, last := at[0], at[len(at)-1]
+	c, ok := s.compare(last, first, figure)
+	return c.growth(first.size, last.size), ok
 }
 
-// exponents are the bounds of one. Those of few rounds are Student's: the slope is a weighted sum of the logarithms at
-// each size, which vary by themselves.
-func exponents(at []float64, all []bench.Series, middle float64) (low, high float64) {
-	rounds := len(slices.MinFunc(all, func(a, b bench.Series) int { return cmp.Compare(len(a), len(b)) }))
-	if rounds >= few {
-		return bench.Bootstrap(draws, func(r *rand.Rand) float64 { return bench.Exponent(at, medians(all, r)) })
+// growth turns the ratio of two sizes' figures into an exponent.
+func (c Comparison) growth(from, to int) Growth {
+	apart := math.Log(float64(to) / float64(from))
+	return Growth{
+		From: from, To: to, Times: c.Median, ratio: c,
+		Exponent: math.Log(c.Median) / apart, Low: math.Log(c.Low) / apart, High: math.Log(c.High) / apart,
 	}
-	sizes := logs(at)
-	mean, squares := spreadOf(sizes)
-	variance := 0.0
-	for i, x := range sizes {
-		variance += (x - mean) * (x - mean) * squaredError(all[i])
-	}
-	half := margin(rounds, variance) / squares
-	return middle - half, middle + half
-}
-
-// medians are those of each series, or of what is drawn of it.
-func medians(all []bench.Series, random *rand.Rand) (out []float64) {
-	for _, one := range all {
-		if random != nil {
-			one = one.Draw(random)
-		}
-		out = append(out, one.Median())
-	}
-	return out
 }

@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,29 +42,47 @@ func turnsOf(lines ...string) *Statistics {
 
 func TestComparisons(t *testing.T) {
 	t.Parallel()
-	const again = "again: 1.02 0.98 1.01 0.99 1.03 0.97 1.00"
-	for _, test := range []struct{ name, direct, a, want string }{
-		{"slower", "1 1 1 1 1 1 1", "2.0 2.1 1.9 2.0 2.0 2.1 1.9", "2.00 (1.90–2.10)"},
-		{"within the bounds", "1 1 1 1 1 1 1", "1.1 0.9 1.0 1.1 0.9 1.0 1.0", "1.00 (0.90–1.10) ="},
-		{"within what direct access differs by from itself", "1 1 1 1 1 1 1", "1.01 1.01 1.01 1.01 1.01 1.01 1.01",
-			"1.01 (1.01–1.01) ="},
-		{"the machine becomes slower meanwhile", "1 2 3 4 5 6 7", "2 4 6 8 10 12 14", "2.00 (2.00–2.00)"},
-		{"a round failed", "1 1 1 1 1 1 1", "2 2 broken 2 2 2 2", "2.00 (2.00–2.00)"},
-		{"few rounds", "1 1 1", "1.9 2.0 2.1", "2.00 (1.77–2.26)"},
-		{"one round", "1", "2", "2.00 (?) ="},
+	const same, again = "1 1 1 1 1 1 1 1", "1.02 0.98 1.01 0.99 1.03 0.97 1.00 1.00"
+	for _, test := range []struct{ name, direct, again, a, want string }{
+		{"slower", same, again, "2.0 2.1 1.9 2.0 2.0 2.1 1.9 2.0", "2.00 (1.90–2.10)"},
+		{"faster", same, again, "0.5 0.5 0.5 0.5 0.5 0.5 0.5 0.5", "0.50 (0.50–0.50)"},
+		{"within the bounds", same, again, "1.1 0.9 1.0 1.1 0.9 1.0 1.0 1.0", "1.00 (0.90–1.10) ?"},
+		{"no difference that matters", same, again, "1.01 1.01 1.02 1.01 1.01 1.01 1.01 1.04", "1.01 (1.01–1.04) ="},
+		{"more, but that does not matter", same, again, "1.03 1.03 1.03 1.03 1.03 1.03 1.03 1.06", "1.03 (1.03–1.06) ?"},
+		{"direct access differs as much from itself", same, "1.5 1.5 1.5 1.5 1.5 1.5 1.5 1.5",
+			"1.4 1.4 1.4 1.4 1.4 1.4 1.4 1.4", "1.40 (1.40–1.40) ="},
+		{"the machine becomes slower meanwhile", "1 2 3 4 5 6 7 8", "1 2 3 4 5 6 7 8", "2 4 6 8 10 12 14 16",
+			"2.00 (2.00–2.00)"},
+		{"a round failed", same + " 1", again + " 1", "2 2 broken 2 2 2 2 2 2", "2.00 (2.00–2.00)"},
+		{"too few rounds", "1 1 1", "1 1 1", "1.9 2.0 2.1", "2.00 ?"},
 	} {
-		values := strings.Fields(strings.TrimPrefix(again, "again: "))
-		direct := strings.Fields(test.direct)
-		for i := range direct { // again differs from direct by as much in every case
-			var x, y float64
-			_, _ = fmt.Sscan(values[i], &x)
-			_, _ = fmt.Sscan(direct[i], &y)
-			values[i] = fmt.Sprint(x * y)
-		}
-		s := turnsOf("direct: "+test.direct, "again: "+strings.Join(values[:len(direct)], " "), "a: "+test.a)
+		s := turnsOf("direct: "+test.direct, "again: "+test.again, "a: "+test.a)
 		e, ok := s.estimate(turns{place{"x", study.This, "", 0}, "a"}, "y")
 		if !ok || e.Direct == nil || e.Direct.String() != test.want {
 			t.Errorf("%s: got %v, want %s", test.name, e.Direct, test.want)
+		}
+	}
+}
+
+// A decided comparison needs no more turns. Another one needs them of both sides.
+func TestNeeds(t *testing.T) {
+	t.Parallel()
+	const few, same = "1 1 1", "1 1 1 1 1 1 1 1"
+	for _, test := range []struct{ name, want, direct, again, a string }{
+		{"too few rounds", "a 5, again 5, direct 5", few, few, few},
+		{"alike", "", same, same, same},
+		{"slower", "", same, same, "2 2 2 2 2 2 2 2"},
+		{"undecided", "a 4, direct 4", same, same, "1.1 1.1 1.1 0.9 1.1 1.1 1.1 1.1"},
+		{"it may be 0", "a 2, direct 2", "0 0", "0 0 0", "0"},
+		{"it fails", "a 2, direct 2", same, same, "broken"},
+	} {
+		var got []string
+		for at, n := range Needs(turnsOf("direct: "+test.direct, "again: "+test.again, "a: "+test.a).Result) {
+			got = append(got, fmt.Sprintf("%s %d", at.Contender, n.Rounds))
+		}
+		slices.Sort(got)
+		if text := strings.Join(got, ", "); text != test.want {
+			t.Errorf("%s: it needs %q, want %q", test.name, text, test.want)
 		}
 	}
 }
@@ -82,12 +101,11 @@ func TestNoRatioOfNothing(t *testing.T) {
 
 func TestGrowth(t *testing.T) {
 	t.Parallel()
-	s := turnsOf(
-		"a@10: 1.0 1.1 0.9", "a@100: 1.0 1.1 0.9", "a@1000: 1.0 1.1 0.9",
-		"b@10: 1.0 1.1 0.9", "b@100: 10 11 9", "b@1000: 100 110 90")
+	const one, hundred = ": 1.0 1.1 0.9 1.0 1.0 1.1 0.9 1.0", ": 100 100 100 100 100 110 90 100"
+	s := turnsOf("a@10"+one, "a@100: 5", "a@1000"+one, "b@10"+one, "b@1000"+hundred)
 	for who, want := range map[string]string{
-		"a": "10 to 1000: 1.00 times, n^0.00 (−0.08 to 0.08), flat true, grows false",
-		"b": "10 to 1000: 100 times, n^1.00 (0.92 to 1.08), flat false, grows true",
+		"a": "10 to 1000: 1.00 times, n^0.00 (0.00 to 0.00), flat true, grows false",
+		"b": "10 to 1000: 100 times, n^1.00 (0.98 to 1.02), flat false, grows true",
 	} {
 		g, ok := s.growth(place{experiment: "x", kernel: study.This}, who, "y")
 		got := fmt.Sprintf("%d to %d: %s times, %s, flat %v, grows %v", g.From, g.To, times(g.Times), g, g.Flat(), g.Grows())

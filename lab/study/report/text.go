@@ -131,10 +131,15 @@ func describe(k study.Kernel) string {
 
 // legend explains the signs.
 func (s *Statistics) legend() string {
-	return "Medians of rounds; in brackets the bounds of 95 %. = means that no difference was seen: it is no larger " +
-		"than that between direct access and direct access again, or 1 lies within the bounds. (?): there are too few " +
-		"rounds for bounds. Growth: the figure grows as the size to that power. Figures of different kernels are never " +
-		"compared."
+	margins := fmt.Sprintf("%.0f %%", 100*(study.Figure{}.Matters()-1))
+	for _, d := range s.Experiments {
+		if f, ok := mainFigure(d); ok && f.Margin > 0 {
+			margins += fmt.Sprintf("; %s, %s: %.0f %%", d.Name, f.Name, 100*f.Margin)
+		}
+	}
+	return "Medians of rounds; in brackets the bounds of 95 %, which hold however often one looks. = there is no " +
+		"difference that matters: the bounds lie within " + margins + ". ? is undecided. Growth: the figure grows as the " +
+		"size to that power. Figures of different kernels are never compared."
 }
 
 func (s *Statistics) textSection(text *strings.Builder, c section) {

@@ -74,19 +74,20 @@ func times(r float64) string {
 	return strconv.FormatFloat(r, 'g', 2, 64)
 }
 
-// tellable is how far apart bounds may be to be worth telling; those of two rounds are often farther.
+// tellable is how far apart bounds may be to be worth telling; those of few rounds are infinite.
 const tellable = 100
 
-// String is the ratio with its bounds, and a sign for what may be chance.
+// String is the ratio with its bounds, and a sign where no difference matters, or nothing is decided.
 func (c Comparison) String() string {
 	text := times(c.Median)
 	if c.High <= tellable*c.Low {
 		text += " (" + times(c.Low) + "–" + times(c.High) + ")"
-	} else {
-		text += " (?)"
 	}
-	if !c.Seen() {
+	switch {
+	case c.Alike():
 		text += " ="
+	case c.Vague():
+		text += " ?"
 	}
 	return text
 }

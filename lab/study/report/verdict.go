@@ -17,7 +17,7 @@ const (
 	SoFar   Answer = "holds as far as was measured"
 	Fails   Answer = "does not hold"
 	Differs Answer = "differs"
-	Unknown Answer = "cannot tell"
+	Unknown Answer = "undecided"
 )
 
 // sign is one that does without colour.
@@ -33,6 +33,8 @@ type Verdict struct {
 	Says       string `json:"says"` // with this run's figures; of Unknown: why
 	Of         string `json:"of,omitempty"`
 	Kernel     string `json:"kernel,omitempty"`
+
+	open []question // of Unknown
 }
 
 // judged says whose planes were, and on which kernel if it is not this one.
@@ -74,9 +76,12 @@ func (s *Statistics) verdicts(c conclusion) []Verdict {
 	var told []Verdict
 	var reasons []string
 	for _, of := range s.benches(c.needs) {
-		answer, says, err := c.judged(of)
+		if slices.ContainsFunc(told, func(v Verdict) bool { return v.Of == of.whose() }) {
+			continue // what is told of this kernel needs no other one
+		}
+		v, err := c.judged(of)
 		if err == nil {
-			told = append(told, Verdict{c.says, c.source, answer, says, of.whose(), of.kernel})
+			told = append(told, v)
 		} else if !slices.Contains(reasons, err.Error()) {
 			reasons = append(reasons, err.Error())
 		}
@@ -88,11 +93,8 @@ func (s *Statistics) verdicts(c conclusion) []Verdict {
 	return []Verdict{unknown}
 }
 
-// How reasons begin.
-const (
-	boundsTooWide = "the bounds are too wide: "
-	itNeeds       = "it needs "
-)
+// itNeeds is how reasons begin.
+const itNeeds = "it needs "
 
 // unmeasured are the experiments that have no figures.
 func (s *Statistics) unmeasured(names []string) (missing []string) {
@@ -104,7 +106,7 @@ func (s *Statistics) unmeasured(names []string) (missing []string) {
 	return missing
 }
 
-// benches are the kernels of some experiments, with kube-proxy's planes and Fairlead's.
+// benches are the kernels of some experiments, with kube-proxy's planes and Fairlead's, this kernel first.
 func (s *Statistics) benches(needs []string) (all []judged) {
 	var kernels []string
 	for _, name := range needs {
@@ -213,7 +215,7 @@ func (c curve) value(size int) string {
 // worse turns a ratio of figures around where more is better: above 1 is the worse one.
 func (c curve) worse(r Comparison) Comparison {
 	if c.figure.Better == study.Higher {
-		r.Median, r.Low, r.High = 1/r.Median, 1/r.High, 1/r.Low
+		return r.inverse()
 	}
 	return r
 }
