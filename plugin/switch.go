@@ -57,7 +57,7 @@ func (i *inspection) switchTo(ctx context.Context, plane string) error {
 	}
 	defer steps.Close()
 	defer context.AfterFunc(ctx, func() { i.interrupt(context.WithoutCancel(ctx)) })()
-	err = ask.PrintLines(&i.Inspection, steps, stepText)
+	err = ask.PrintLines(&i.Inspection, steps, ask.StepText)
 	if errors.Is(err, ask.ErrEnded) {
 		return cli.Failed(fmt.Errorf("%w; when it runs again, \"fairlead status\" says what is in force", err))
 	}
@@ -74,15 +74,4 @@ func (i *inspection) interrupt(ctx context.Context) {
 		return
 	}
 	answer.Close()
-}
-
-// stepText is what a person reads of a step, and whether it is the last one.
-func stepText(s daemon.SwitchStep) (text string, last bool, err error) {
-	switch s.Step {
-	case daemon.StepDone, daemon.StepUnchanged:
-		return s.Message, true, nil
-	case daemon.StepFailed:
-		return "", true, errors.New(s.Message)
-	}
-	return s.Message, false, nil
 }

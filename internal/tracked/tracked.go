@@ -59,6 +59,7 @@ type Status uint32
 // Some of them.
 const (
 	Answered Status = 1 << 1 // IPS_SEEN_REPLY
+	Assured  Status = 1 << 2 // IPS_ASSURED: of TCP, both sides have said that it is open
 	NewFrom  Status = 1 << 4 // IPS_SRC_NAT: who answers does not see the client
 	NewTo    Status = 1 << 5 // IPS_DST_NAT: who answers is another one than was asked
 )

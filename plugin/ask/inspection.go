@@ -179,3 +179,14 @@ func PrintLines[T any](i *Inspection, answer io.Reader, text func(T) (line strin
 	}
 	return cli.Failed(errors.Join(ErrEnded, lines.Err()))
 }
+
+// StepText is what a person reads of a step, and whether it is the last one.
+func StepText(s daemon.SwitchStep) (text string, last bool, err error) {
+	switch s.Step {
+	case daemon.StepDone, daemon.StepUnchanged:
+		return s.Message, true, nil
+	case daemon.StepFailed:
+		return "", true, errors.New(s.Message)
+	}
+	return s.Message, false, nil
+}

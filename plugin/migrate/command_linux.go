@@ -1,0 +1,123 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/internal/cli"
+	"fairlead.dev/fairlead/plugin/ask"
+)
+
+// migration is what the command line asks for.
+type migration struct {
+	ask.Inspection
+	to       string
+	watch    time.Duration
+	forward  bool // apply
+	backward bool // undo that
+	check    time.Duration
+	commands commands
+}
+
+// Command is "fairlead migrate".
+func Command() *cobra.Command {
+	var m migration
+	c := &cobra.Command{
+		Use:   "migrate",
+		Short: "say what changes on this node when Fairlead, in a mode, takes the place of its proxy",
+		Long: "migrate finds the proxy of this node by its process, ConfigMap or rules, and reads the Services. It lists\n" +
+			"what differs under Fairlead in the proposed mode, and what to do: what blocks, what changes, and notes. It\n" +
+			"changes nothing. With --manifests it looks at a dump of a cluster, not at this node.\n\n" +
+			"With --watch it goes on, and compares each connection that begins with the rows. It lists those that the\n" +
+			"kernel sends where Fairlead would not.\n\n" +
+			"With --apply it does it, while connections go on: it stops the old proxy and starts Fairlead, or has a running\n" +
+			"Fairlead change its mode. It checks before and after which ClusterIPs answer, and how many connections fail.\n" +
+			"If more fail than before, it goes back. --back undoes --apply. A shell runs the commands.\n\n" +
+			"Exit status 1: something blocks, a connection contradicts the rows, or it is as it was before.",
+		Example: "  fairlead migrate --to nftables\n  fairlead migrate --watch 10m\n" +
+			"  fairlead migrate --apply --stop \"systemctl stop kube-proxy\" --start \"systemctl start kube-proxy\" \\\n" +
+			"    --agent-start \"systemctl start fairlead\" --agent-stop \"systemctl stop fairlead\"\n" +
+			"  kubectl get services,endpointslices,nodes,configmaps -A -o yaml >dump.yaml\n" +
+			"  fairlead migrate --manifests dump.yaml",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return m.run(c.Context()) },
+	}
+	m.AddOfflineTo(c)
+	f := c.Flags()
+	f.AddFlag(m.Flags.Lookup("kubeconfig"))
+	f.StringVar(&m.to, "to", "", "the `mode` to go to (default: nftables, or iptables before Linux 5.13)")
+	f.DurationVar(&m.watch, "watch", 0, "compare the rows with real connections for so long")
+	f.BoolVar(&m.forward, "apply", false, "do it, unless something blocks")
+	f.BoolVar(&m.backward, "back", false, "undo it")
+	f.StringVar(&m.commands.stop, "stop", "", "the `command` that stops kube-proxy")
+	f.StringVar(&m.commands.start, "start", "", "the `command` that starts kube-proxy, for the way back")
+	f.StringVar(&m.commands.agentStart, "agent-start", "", "the `command` that starts Fairlead")
+	f.StringVar(&m.commands.agentStop, "agent-stop", "", "the `command` that stops Fairlead, for the way back")
+	f.DurationVar(&m.check, "check", 10*time.Second, "count connections for so long, before and after")
+	c.MarkFlagsMutuallyExclusive("watch", "apply", "back")
+	for _, flag := range []string{"apply", "back"} {
+		c.MarkFlagsMutuallyExclusive(flag, "manifests")
+	}
+	_ = c.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(daemon.Planes(), cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+func (m *migration) run(ctx context.Context) error {
+	if m.to != "" && !slices.Contains(daemon.Planes(), m.to) {
+		return cli.Misused(fmt.Errorf("--to: %q is none of %s", m.to, strings.Join(daemon.Planes(), ", ")))
+	}
+	s, err := look(ctx, &m.Inspection, m.to)
+	if err != nil {
+		return err
+	}
+	if m.backward {
+		return m.back(ctx, s)
+	}
+	r := s.report()
+	blocked := r.Count(Blocks) > 0
+	if m.watch == 0 {
+		if err := m.Print(r); err != nil || blocked || !m.forward {
+			return errors.Join(err, found(blocked))
+		}
+		return m.apply(ctx, s)
+	}
+	c, err := m.rowsOf(s)
+	if err != nil {
+		return err
+	}
+	w, err := watch(ctx, c, m.watch)
+	if err != nil {
+		return cli.ConfigError(err)
+	}
+	return errors.Join(m.Print(w), found(len(w.Contradictions) > 0))
+}
+
+// rowsOf is the configuration by which rows are computed: that of the other proxy, for the objects that are read.
+func (m *migration) rowsOf(s *seen) (*config.Config, error) {
+	if m.IsOffline() {
+		c, err := m.Flags.Load()
+		return c, cli.Misused(err)
+	}
+	if s.config == nil {
+		return nil, cli.Misused(errors.New("--watch needs kube-proxy's configuration: name it by --config"))
+	}
+	if own := m.Flags.Lookup("kubeconfig"); own.Changed {
+		s.config.KubeProxy.ClientConnection.Kubeconfig = own.Value.String()
+	}
+	return s.config, nil
+}
+
+func found(something bool) error {
+	if something {
+		return cli.Exit(cli.ExitFound, nil)
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+package migrate
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/config"
+	"fairlead.dev/fairlead/plugin/answer"
+	"fairlead.dev/fairlead/plugin/ask"
+	"fairlead.dev/fairlead/takeover"
+)
+
+// newFlagSet takes the flags of any release of kube-proxy.
+func newFlagSet(flags *config.Flags) *pflag.FlagSet {
+	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	set.ParseErrorsAllowlist.UnknownFlags = true
+	flags.AddTo(set)
+	return set
+}
+
+// findProcess finds kube-proxy in this network namespace; pid 0: it does not run.
+func findProcess() (pid int, args []string, err error) {
+	here, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return 0, nil, err
+	}
+	all, err := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range all {
+		text, err := os.ReadFile(dir + "/cmdline")
+		args := strings.Split(strings.TrimRight(string(text), "\x00"), "\x00")
+		if err != nil || filepath.Base(args[0]) != "kube-proxy" {
+			continue
+		}
+		if there, err := os.Readlink(dir + "/ns/net"); err == nil && there == here {
+			pid, err = strconv.Atoi(filepath.Base(dir))
+			return pid, args[1:], err
+		}
+	}
+	return 0, nil, err
+}
+
+// lookAtNode reads what proxies have in the kernel.
+func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) (err error) {
+	s.Kernel, err = kernelRelease()
+	var status answer.Status
+	if running := i.Get(ctx, "/status", &status.Report); running == nil {
+		s.Proxy, s.Mode, s.By = "Fairlead", status.Plane, append(s.By, "its control socket")
+		s.configured = cmp.Or(status.Mode, "iptables")
+		return err // chains named like kube-proxy's may be its own
+	}
+	t, failure := takeover.New(takeover.Config{KeepForward: true})
+	if err = errors.Join(err, failure); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	found, err := t.Find(ctx)
+	for _, l := range found {
+		s.leftovers = append(s.leftovers, leftover{l.Backend, l.String(), l.Stays != ""})
+	}
+	if mode := s.modeFound(); mode != "" && (s.config == nil || mode != string(s.config.KubeProxy.Mode)) {
+		s.Proxy, s.Mode, s.By = "kube-proxy", mode, append(s.By, "its rules in the kernel")
+	}
+	for _, p := range [][3]string{{"cilium_host", "Cilium", "cilium"}, {"kube-dummy-if", "kube-router", "ipvs"}} {
+		if _, err := net.InterfaceByName(p[0]); err == nil && s.Proxy == "" && s.config == nil {
+			s.Proxy, s.Mode, s.By = p[1], p[2], append(s.By, "link "+p[0])
+		}
+	}
+	return errors.Join(err, s.readSchedulers())
+}
+
+// modeFound is the mode of kube-proxy whose objects the kernel has.
+func (s *seen) modeFound() string {
+	mode := ""
+	for _, l := range s.leftovers {
+		switch {
+		case l.backend == "link" || l.backend == "ipvs":
+			return "ipvs"
+		case l.backend == "nftables":
+			mode = "nftables"
+		case strings.HasPrefix(l.backend, "iptables") && strings.Contains(l.text, " nat)") && mode == "":
+			mode = "iptables"
+		}
+	}
+	return mode
+}
+
+// readSchedulers counts virtual servers by scheduler. Where IPVS is not loaded, there are none.
+func (s *seen) readSchedulers() error {
+	s.schedulers = map[string]int{}
+	text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) > 2 && slices.Contains([]string{"TCP", "UDP", "SCTP", "FWM"}, f[0]) {
+			s.schedulers[f[2]]++
+		}
+	}
+	return err
+}
+
+func kernelRelease() (string, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return "", fmt.Errorf("kernel: %w", err)
+	}
+	text, _, _ := bytes.Cut(name.Release[:], []byte{0})
+	return string(text), nil
+}
