@@ -9,8 +9,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// cleanOwn leaves what kube-proxy shares with us if that is back in mode ipvs.
-func cleanOwn(ctx context.Context, out io.Writer, back bool) error {
+// cleanOwn leaves what kube-proxy shares with us if that is back in mode ipvs, and if it may, what open connections need.
+func cleanOwn(ctx context.Context, out io.Writer, back, drain bool) error {
 	var errs []error
 	for _, p := range drivers() {
 		remove := p.Remove
@@ -18,6 +18,10 @@ func cleanOwn(ctx context.Context, out io.Writer, back bool) error {
 			remove = p.HandBack
 		}
 		left, err := p.Inspect()
+		if drain && left.Retired {
+			fmt.Fprintln(out, p.Name+": open connections keep what they need; remove it later: fairlead clean --own")
+			continue
+		}
 		if err == nil {
 			err = remove(ctx, dataplane.Config{})
 		}

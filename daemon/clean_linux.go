@@ -13,13 +13,18 @@ import (
 // Clean removes all that any data plane, in this or an earlier process, and all that kube-proxy has
 // made in the kernel, and says so, one line for each.
 func Clean(ctx context.Context, out io.Writer, log *slog.Logger) error {
-	return errors.Join(cleanOwn(ctx, out, false), cleanLeftovers(ctx, out, log))
+	return errors.Join(cleanOwn(ctx, out, false, false), cleanLeftovers(ctx, out, log))
 }
 
 // CleanOwn does that without kube-proxy's, which may be back already.
-func CleanOwn(ctx context.Context, out io.Writer) error {
+func CleanOwn(ctx context.Context, out io.Writer) error { return handBack(ctx, out, false) }
+
+// HandBack does that, too, and leaves what open connections need of a plane that another one has replaced.
+func HandBack(ctx context.Context, out io.Writer) error { return handBack(ctx, out, true) }
+
+func handBack(ctx context.Context, out io.Writer, drain bool) error {
 	back, err := usesIPVS()
-	return errors.Join(err, cleanOwn(ctx, out, back))
+	return errors.Join(err, cleanOwn(ctx, out, back, drain))
 }
 
 // usesIPVS reports whether kube-proxy has been here in mode ipvs, since Fairlead has removed what it had left.

@@ -40,7 +40,7 @@ func (*Daemon) chooser() func(context.Context, *model.State) (*handover.Plane, e
 func Clean(ctx context.Context, out io.Writer, _ *slog.Logger) error { return CleanOwn(ctx, out) }
 
 // CleanOwn does the same: HNS does not tell what kube-proxy has made.
-func CleanOwn(ctx context.Context, out io.Writer) error { return cleanOwn(ctx, out, false) }
+func CleanOwn(ctx context.Context, out io.Writer) error { return cleanOwn(ctx, out, false, false) }
 
 // Init does what needs more rights than a process has later, which is nothing on Windows.
 func Init(o Options) error {

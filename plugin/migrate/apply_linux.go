@@ -23,6 +23,8 @@ const (
 	// startPatience is how long a proxy may take to serve all Services, and to end.
 	startPatience = 2 * time.Minute
 	pollInterval  = 100 * time.Millisecond
+	// unchanged is for how long kube-proxy's objects must be the same that count as all.
+	unchanged = 2 * time.Second
 )
 
 // commands start and stop proxies. A shell runs them; they return when that is done.
@@ -41,7 +43,7 @@ func (m *migration) apply(ctx context.Context, s *seen) error {
 	if c := m.commands; !running && (c.stop == "" || c.start == "" || c.agentStop == "" || c.agentStart == "") {
 		return cli.Misused(errors.New("no Fairlead runs here: name --stop, --start, --agent-start and --agent-stop"))
 	}
-	before, err := m.measure(ctx, s)
+	before, err := m.before(ctx, s)
 	if err != nil {
 		return cli.Failed(err)
 	}
@@ -51,7 +53,7 @@ func (m *migration) apply(ctx context.Context, s *seen) error {
 		back = func(ctx context.Context, s *seen) error { return m.switchTo(ctx, s.Mode) }
 	}
 	if err = forward(ctx, s); err == nil {
-		err = m.compare(ctx, s, before)
+		err = m.compare(ctx, before)
 	}
 	if err == nil {
 		return m.say(daemon.StepDone, "done: Fairlead serves in mode "+s.To)
@@ -93,12 +95,12 @@ func (m *migration) back(ctx context.Context, s *seen) error {
 	case m.commands.start == "" || m.commands.agentStop == "" && running:
 		return cli.Misused(errors.New("name --start and --agent-stop; Fairlead has no mode of its own to go back to"))
 	}
-	before, err := m.measure(ctx, s)
+	before, err := m.before(ctx, s)
 	if err == nil {
 		err = undo(ctx, s)
 	}
 	if err == nil {
-		err = m.compare(ctx, s, before)
+		err = m.compare(ctx, before)
 	}
 	if err != nil {
 		return cli.Failed(err)
@@ -108,18 +110,40 @@ func (m *migration) back(ctx context.Context, s *seen) error {
 
 // goBack has kube-proxy take Fairlead's place, whose rules serve meanwhile.
 func (m *migration) goBack(ctx context.Context, s *seen) error {
+	var status answer.Status
+	if m.Get(ctx, "/status", &status.Report) == nil && status.Plane == "ebpf" {
+		// Its connections end with its programs. As those of a plane that is replaced they stay.
+		if err := m.switchTo(ctx, "nftables"); err != nil {
+			return err
+		}
+	}
 	err := m.shell(ctx, m.commands.agentStop) // which may fail as Fairlead does not run
 	if still := m.await(ctx, "Fairlead has ended", daemon.Alone); still != nil {
 		return errors.Join(err, still)
 	}
-	if err := m.shell(ctx, m.commands.start); err != nil {
+	own, _, err := leftovers(ctx) // of Fairlead's in mode iptables, which have the same names
+	if err == nil {
+		err = m.shell(ctx, m.commands.start)
+	}
+	if err != nil {
 		return err
 	}
-	healthz := healthzOf(s.config)
-	if err := m.await(ctx, "kube-proxy serves", func() error { return healthy(ctx, healthz) }); err != nil {
+	// kube-proxy is healthy before it has made anything, and makes one address family after the other.
+	last, since, healthz := own, time.Now(), healthzOf(s.config)
+	err = m.await(ctx, "kube-proxy serves", func() error {
+		now, _, err := leftovers(ctx)
+		if now != last {
+			last, since = now, time.Now()
+		}
+		if err == nil && (now == own || time.Since(since) < unchanged) {
+			err = errors.New("it has not made all of its rules")
+		}
+		return errors.Join(err, healthy(ctx, healthz))
+	})
+	if err != nil {
 		return err
 	}
-	return daemon.CleanOwn(ctx, os.Stderr)
+	return daemon.HandBack(ctx, os.Stderr)
 }
 
 // healthzOf is where kube-proxy tells that it serves.

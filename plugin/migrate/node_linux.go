@@ -60,14 +60,10 @@ func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) (err error) {
 		s.configured = cmp.Or(status.Mode, "iptables")
 		return err // chains named like kube-proxy's may be its own
 	}
-	t, failure := takeover.New(takeover.Config{KeepForward: true})
+	var failure error
+	_, s.leftovers, failure = leftovers(ctx)
 	if err = errors.Join(err, failure); err != nil {
 		return err
-	}
-	defer func() { err = errors.Join(err, t.Close()) }()
-	found, err := t.Find(ctx)
-	for _, l := range found {
-		s.leftovers = append(s.leftovers, leftover{l.Backend, l.String(), l.Stays != ""})
 	}
 	if mode := s.modeFound(); mode != "" && (s.config == nil || mode != string(s.config.KubeProxy.Mode)) {
 		s.Proxy, s.Mode, s.By = "kube-proxy", mode, append(s.By, "its rules in the kernel")
@@ -78,6 +74,21 @@ func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) (err error) {
 		}
 	}
 	return errors.Join(err, s.readSchedulers())
+}
+
+// leftovers are kube-proxy's objects in the kernel, as one text, too.
+func leftovers(ctx context.Context) (text string, all []leftover, err error) {
+	t, err := takeover.New(takeover.Config{KeepForward: true})
+	if err != nil {
+		return "", nil, err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	found, err := t.Find(ctx)
+	for _, l := range found {
+		text += l.String()
+		all = append(all, leftover{l.Backend, l.String(), l.Stays != ""})
+	}
+	return text, all, err
 }
 
 // modeFound is the mode of kube-proxy whose objects the kernel has.

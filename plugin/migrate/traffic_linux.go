@@ -3,6 +3,7 @@ package migrate
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -37,23 +38,19 @@ type sample struct {
 
 func (s sample) share() float64 { return float64(s.failed) / float64(max(s.begun, 1)) }
 
-// measure connects to Services, and counts the connections of all clients for a time.
-func (m *migration) measure(ctx context.Context, s *seen) (all sample, err error) {
-	addresses, err := m.addresses(ctx, s)
-	if err != nil {
-		return all, err
-	}
+// measure connects to addresses, and counts the connections of all clients for a time.
+func (m *migration) measure(ctx context.Context, addresses []string) (all sample, err error) {
 	all.answers = probe(ctx, addresses)
 	if all.begun, all.failed, err = count(ctx, m.check); err != nil {
 		return all, err
 	}
-	return all, m.say("checked", fmt.Sprintf("%s of %d answer; %d of %s failed in %s",
-		said.Count(len(all.answers), "address"), len(addresses), all.failed, said.Count(all.begun, "connection"), m.check))
+	return all, m.say("checked", fmt.Sprintf("%d of %d addresses answer; %d of %s failed in %s",
+		len(all.answers), len(addresses), all.failed, said.Count(all.begun, "connection"), m.check))
 }
 
 // compare fails if connections fare worse than before.
-func (m *migration) compare(ctx context.Context, s *seen, before sample) error {
-	after, err := m.measure(ctx, s)
+func (m *migration) compare(ctx context.Context, before sample) error {
+	after, err := m.measure(ctx, slices.Collect(maps.Keys(before.answers)))
 	if err != nil {
 		return err
 	}
@@ -66,12 +63,22 @@ func (m *migration) compare(ctx context.Context, s *seen, before sample) error {
 	slices.Sort(silent)
 	switch {
 	case len(silent) > 0:
-		return fmt.Errorf("%s answered before, and not now: %s", said.Count(len(silent), "address"), said.List(silent))
+		return fmt.Errorf("%d of %d addresses answered before, and not now: %s", len(silent), len(before.answers),
+			said.List(silent))
 	case after.failed > fewFailures && after.share() > before.share()+riseOfShare:
 		return fmt.Errorf("more connections fail than before: %d of %d, and %d of %d before", after.failed, after.begun,
 			before.failed, before.begun)
 	}
 	return nil
+}
+
+// before measures the addresses that answer until now.
+func (m *migration) before(ctx context.Context, s *seen) (sample, error) {
+	addresses, err := m.addresses(ctx, s)
+	if err != nil {
+		return sample{}, err
+	}
+	return m.measure(ctx, addresses)
 }
 
 // addresses are those with ports of TCP: by the rows of a running Fairlead, or else the ClusterIPs.
@@ -80,7 +87,8 @@ func (m *migration) addresses(ctx context.Context, s *seen) (all []string, err e
 		var rows []byte
 		rows, err = m.Text(ctx, "/dump")
 		for line := range strings.Lines(string(rows)) {
-			if f := strings.Fields(line); len(f) > 3 && f[0] == "frontend" && f[3] == "forward" && strings.HasSuffix(f[1], "/tcp") {
+			f := strings.Fields(line)
+			if len(f) > 3 && f[0] == "frontend" && f[3] == "forward" && strings.HasSuffix(f[1], "/tcp") {
 				all = append(all, strings.TrimSuffix(f[1], "/tcp"))
 			}
 		}

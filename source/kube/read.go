@@ -15,6 +15,7 @@ func (c *Client) Services(ctx context.Context) ([]corev1.Service, error) {
 
 // ConfigMap is one, if the user of the kubeconfig may read it.
 func (c *Client) ConfigMap(ctx context.Context, namespace, name string) (*corev1.ConfigMap, error) {
-	m := &corev1.ConfigMap{}
-	return m, c.groups[corev1.SchemeGroupVersion].Get().Namespace(namespace).Resource("configmaps").Name(name).Do(ctx).Into(m)
+	var m corev1.ConfigMap
+	r := c.groups[corev1.SchemeGroupVersion].Get().Namespace(namespace).Resource("configmaps").Name(name)
+	return &m, r.Do(ctx).Into(&m)
 }
