@@ -193,7 +193,7 @@ func (m *migration) await(ctx context.Context, what string, try func() error) er
 	}
 }
 
-// shell runs a command. What it leaves running may keep its output.
+// shell runs a command. A process that it leaves running may keep its output.
 func (m *migration) shell(ctx context.Context, command string) error {
 	if command == "" {
 		return nil

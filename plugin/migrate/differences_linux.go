@@ -19,7 +19,7 @@ type Severity string
 // The severities.
 const (
 	Blocks  Severity = "blocks"  // Services would not work
-	Changes Severity = "changes" // somebody may notice
+	Changes Severity = "changes" // users may notice
 	Note    Severity = "note"    // good to know
 )
 
@@ -91,7 +91,7 @@ func ofSettings() []difference {
 	}
 }
 
-// What kube-proxy's configuration has where nothing is said.
+// The defaults of kube-proxy's configuration.
 const (
 	usualBit     = 14
 	usualPerCore = 32 << 10

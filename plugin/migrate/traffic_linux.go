@@ -133,7 +133,7 @@ func probe(ctx context.Context, addresses []string) map[string]bool {
 }
 
 // count watches connections of TCP begin for a time, and tells how many of them have failed. The kernel forgets a
-// connection that is refused at once, and keeps one for two minutes that nobody answers.
+// connection that is refused at once, and keeps an unanswered one for two minutes.
 func count(ctx context.Context, during time.Duration) (begun, failed int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, during)
 	defer cancel()
