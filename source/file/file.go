@@ -97,7 +97,7 @@ const (
 	// largeFile is from what size on a file is read beside.
 	largeFile = 1 << 20
 	// turn is how long files are read before what they say is delivered, if there are more.
-	turn = 250 * time.Millisecond
+	turn = 100 * time.Millisecond
 	// restShare is how many times as long as it took a file is not read again, and the roots are not listed again.
 	restShare = 8
 	// restCredit is lent to a file, so that a second edit of a large file soon after the first is read at once.
@@ -252,13 +252,12 @@ func (s *Source) look(f *file) {
 	}
 }
 
-// work looks at files. Those that were not read for the longest time come first: a tenant that changes many all the
-// time does not delay one that changes one now and then.
+// work looks at files, in the order of inTurn.
 func (s *Source) work(ctx context.Context) error {
 	if at := s.soon(); !s.scanAt.IsZero() && !time.Now().Before(later(s.scanAt, s.scanFree)) && !at.IsZero() {
 		s.scan()
 	}
-	slices.SortFunc(s.todo, func(a, b *file) int { return cmp.Or(a.seen.Compare(b.seen), cmp.Compare(a.path, b.path)) })
+	inTurn(s.todo)
 	for start := time.Now(); len(s.todo) > 0 && (s.said == nil || time.Since(start) < turn); {
 		f := s.todo[0]
 		if err := s.refresh(ctx, f); err != nil {
@@ -273,6 +272,19 @@ func (s *Source) work(ctx context.Context) error {
 		s.readBeside(f)
 	}
 	return nil
+}
+
+// inTurn puts one file of each owner first, then a second one of each, and so on: a tenant with many files does not
+// delay the others. Of an owner's files, those that were not read for the longest time come first.
+func inTurn(files []*file) {
+	slices.SortFunc(files, func(a, b *file) int { return cmp.Or(a.seen.Compare(b.seen), cmp.Compare(a.path, b.path)) })
+	before := map[string]int{} // an owner's files
+	for _, f := range files {
+		owner := f.owner()
+		f.turn = before[owner]
+		before[owner]++
+	}
+	slices.SortStableFunc(files, func(a, b *file) int { return cmp.Compare(a.turn, b.turn) })
 }
 
 // scan lists the roots. A lost one keeps its files. A path that a program still writes to stays as it is.
@@ -374,7 +386,7 @@ func (s *Source) batch() (service.Batch, bool) {
 		now.warned = now.warnings(false)
 	}
 	news, resolved := s.stand(slices.Concat(s.failures(), now.duplicates, now.warned), &b)
-	b.Problems, b.Resolved = append(s.fresh, news...), resolved
+	b.Problems, b.Resolved = append(s.fresh, now.locate(news)...), resolved
 	for object := range old.wrong {
 		if !now.wrong[object] {
 			b.Resolved = append(b.Resolved, object)

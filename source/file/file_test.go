@@ -234,6 +234,44 @@ func TestFile_edit(t *testing.T) {
 	b.expect("gone slice default")
 }
 
+// TestFile_manyOfOneTenant: while many files of a tenant are to be read, new or changed, another tenant's changes are
+// found one after the other.
+func TestFile_manyOfOneTenant(t *testing.T) {
+	const many = 3000
+	b := newBench(t, map[string]string{"victim.yaml": web}).start()
+	b.expect(webRow)
+	changes := 0
+	change := func() {
+		changes++
+		b.write("victim.yaml", strings.Replace(web, "10.96.0.10", fmt.Sprint("10.96.1.", changes), 1))
+	}
+	for _, port := range []string{"1", "2"} { // at first the files are new
+		for i := range many {
+			text := strings.NewReplacer("db", fmt.Sprint("db-", i), "5432", port).Replace(db)
+			b.write(fmt.Sprintf("many-%d.yaml", i), text)
+		}
+		change()
+		found := 0
+		for left := many; left > 0; {
+			ctx, cancel := eventually.Context(t.Context())
+			batch, err := b.Next(ctx)
+			cancel()
+			b.must(err)
+			for name := range batch.Services.All() {
+				if name.Namespace == "shop" {
+					left--
+				} else {
+					found++
+					change()
+				}
+			}
+		}
+		if found < 2 {
+			t.Errorf("with port %s, %d changes were found before all files of another tenant were read; want 2 and more", port, found)
+		}
+	}
+}
+
 // TestFile_renameWritten: the old name is due before the new one, to which a program still writes.
 func TestFile_renameWritten(t *testing.T) {
 	b := newBench(t, map[string]string{"a.yaml": db}).start()

@@ -82,6 +82,7 @@ type file struct {
 	failures []service.Problem // why contents are not what the file says now
 
 	queued bool      // to be looked at
+	turn   int       // among those that are
 	seen   time.Time // when it was last read, or found
 	free   time.Time // not to be read earlier, as that took long again and again
 }
@@ -149,6 +150,16 @@ func (s *Source) refresh(ctx context.Context, f *file) error {
 
 func unchanged(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+}
+
+// owner is the namespace of the first object that the file has; empty: none is known yet.
+func (f *file) owner() string {
+	for _, c := range f.contents {
+		for _, o := range c.objects {
+			return o.name.Namespace
+		}
+	}
+	return ""
 }
 
 // says reports whether any object of the file is in force.

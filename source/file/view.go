@@ -27,6 +27,7 @@ type view struct {
 	workloads map[string][]*workload // by namespace
 	wanting   []place                // Services
 	warned    []service.Problem
+	places    map[service.Problem]place // of those
 }
 
 // newView puts the files together, in order: of an object that is in two of them, the last one wins.

@@ -41,6 +41,7 @@ func (v *view) warnings(become bool) []service.Problem {
 		of := service.Name{Namespace: name.Namespace, Name: s.Service}
 		w.slices[of] = append(w.slices[of], s)
 	}
+	v.places = map[service.Problem]place{}
 	more := 0
 	for _, p := range v.wanting {
 		s := p.value.(*service.Service)
@@ -52,8 +53,8 @@ func (v *view) warnings(become bool) []service.Problem {
 				more++
 				continue
 			}
-			warning.File = p.locate(warning.Field)
 			w.found = append(w.found, warning)
+			v.places[warning] = p
 		}
 	}
 	if more > 0 {
@@ -61,6 +62,16 @@ func (v *view) warnings(become bool) []service.Problem {
 			Reason: fmt.Sprintf("%d more warnings", more)})
 	}
 	return w.found
+}
+
+// locate names the lines of those problems that are warnings.
+func (v *view) locate(problems []service.Problem) []service.Problem {
+	for i, p := range problems {
+		if at, ok := v.places[p]; ok {
+			problems[i].File = at.locate(p.Field)
+		}
+	}
+	return problems
 }
 
 // service are the warnings of one Service.
@@ -176,5 +187,6 @@ func Check(ctx context.Context, manifests []Manifest) (problems []service.Proble
 		problems = append(problems, f.take(r)...)
 		files = append(files, f)
 	}
-	return append(problems, newView(files).warnings(true)...), nil
+	v := newView(files)
+	return append(problems, v.locate(v.warnings(true))...), nil
 }
