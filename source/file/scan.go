@@ -3,8 +3,10 @@ package file
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -82,7 +84,8 @@ type file struct {
 	failures []service.Problem // why contents are not what the file says now
 
 	queued bool      // to be looked at
-	turn   int       // among those that are
+	turn   int       // among those of its owner
+	guess  string    // of its owner; empty: none was made
 	seen   time.Time // when it was last read, or found
 	free   time.Time // not to be read earlier, as that took long again and again
 }
@@ -152,14 +155,35 @@ func unchanged(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
-// owner is the namespace of the first object that the file has; empty: none is known yet.
+// owner is the namespace of the first object that the file has. That of a file which was not read yet is the first that
+// its text seems to name: a new file of a tenant need not wait for all new files of another one.
 func (f *file) owner() string {
 	for _, c := range f.contents {
 		for _, o := range c.objects {
 			return o.name.Namespace
 		}
 	}
-	return ""
+	if f.guess == "" {
+		f.guess = guessOwner(f.path)
+	}
+	return f.guess
+}
+
+var namespaceField = regexp.MustCompile(`\bnamespace"?\s*:\s*"?([a-z0-9-]+)`)
+
+func guessOwner(path string) string {
+	opened, err := open(path)
+	if err != nil {
+		return path
+	}
+	defer opened.Close()
+	const most = 4 << 10
+	start := make([]byte, most)
+	n, _ := io.ReadFull(opened, start) // a short file is no error here
+	if found := namespaceField.FindSubmatch(start[:n]); found != nil {
+		return string(found[1])
+	}
+	return "default"
 }
 
 // says reports whether any object of the file is in force.

@@ -24,19 +24,22 @@ const (
 	pollInterval = 10 * time.Second
 )
 
-// watcher says which files to look at: those that were touched, each when it has been quiet for a while.
+// watcher says which files to look at: those that were touched, each when it has been quiet for a while. It takes events
+// from the kernel at once, also while files are read: the kernel keeps them in order, so that one tenant's many would
+// hold up those of another.
 type watcher struct {
-	log     *slog.Logger
-	closed  chan struct{}
-	poll    time.Time        // when to look at everything
-	touched map[string]touch // by path
-	next    time.Time        // none of these is due earlier
-	dirs    map[string]bool  // whose manifests matter
-	paths   map[string]bool  // which matter
+	log    *slog.Logger
+	closed chan struct{}
+	sooner chan struct{} // says that something is due earlier than it was
 
-	mu     sync.Mutex
-	notify *fsnotify.Watcher // nil: the kernel grants none
-	denied bool              // that was said
+	mu      sync.Mutex
+	poll    time.Time         // when to look at everything
+	touched map[string]touch  // by path
+	next    time.Time         // none of these is due earlier
+	dirs    map[string]bool   // whose manifests matter
+	paths   map[string]bool   // which matter
+	notify  *fsnotify.Watcher // nil: the kernel grants none
+	denied  bool              // that was said
 }
 
 // touch is when a path changed for the first time since the last look at it, and when that is due.
@@ -50,21 +53,23 @@ type seen struct {
 }
 
 func newWatcher(log *slog.Logger) *watcher {
-	w := &watcher{log: log, closed: make(chan struct{}), touched: map[string]touch{}, poll: time.Now().Add(pollInterval)}
+	w := &watcher{
+		log: log, closed: make(chan struct{}), sooner: make(chan struct{}, 1),
+		touched: map[string]touch{}, poll: time.Now().Add(pollInterval),
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.open()
 	return w
 }
 
-// open begins to use inotify. A user has few instances of it, and on a busy node other programs may have taken them
-// all. Then the watcher polls the files, and tries inotify again each time.
+// open begins to use inotify; the caller has the lock. A user has few instances of it, and on a busy node other programs
+// may have taken them all. Then the watcher polls the files, and tries inotify again each time.
 func (w *watcher) open() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.notify != nil || w.isClosed() {
 		return
 	}
-	var err error
-	w.notify, err = fsnotify.NewWatcher()
+	notify, err := fsnotify.NewWatcher()
 	switch {
 	case err != nil && !w.denied:
 		w.log.Warn("changes of manifests are noticed late: inotify cannot be used", "error", err,
@@ -73,6 +78,40 @@ func (w *watcher) open() {
 		w.log.Info("changes of manifests are noticed at once again")
 	}
 	w.denied = err != nil
+	if err == nil {
+		w.notify = notify
+		go w.follow(notify)
+	}
+}
+
+// follow takes events until the watcher is closed.
+func (w *watcher) follow(notify *fsnotify.Watcher) {
+	for {
+		select {
+		case e, open := <-notify.Events:
+			if !open {
+				return
+			}
+			w.touch(filepath.Clean(e.Name))
+		case err, open := <-notify.Errors: // an overflow: events are lost
+			if !open {
+				return
+			}
+			w.log.Warn("watching the manifests failed; reading them again", "error", err)
+			w.mu.Lock()
+			w.poll = sooner(w.poll, time.Now().Add(quiet))
+			w.mu.Unlock()
+			w.wake()
+		}
+	}
+}
+
+// wake has wait look at the time again.
+func (w *watcher) wake() {
+	select {
+	case w.sooner <- struct{}{}:
+	default:
+	}
 }
 
 func (w *watcher) isClosed() bool {
@@ -97,52 +136,29 @@ func (w *watcher) close() error {
 	return w.notify.Close()
 }
 
-// channels are nil without inotify.
-func (w *watcher) channels() (<-chan fsnotify.Event, <-chan error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.notify == nil {
-		return nil, nil
-	}
-	return w.notify.Events, w.notify.Errors
-}
-
 // wait blocks until something should be looked at, a large file is read, or the time has come; zero: it never comes.
-// The kernel keeps events meanwhile.
 func (w *watcher) wait(ctx context.Context, soon time.Time, read <-chan finished) (s seen, err error) {
-	events, errs := w.channels()
 	for {
-		timer := time.NewTimer(time.Until(w.alarm(soon)))
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return s, ctx.Err()
 		case <-w.closed:
-			timer.Stop()
 			return s, fsnotify.ErrClosed
 		case r := <-read:
-			timer.Stop()
 			return seen{read: &r}, nil
-		case e := <-events:
-			if path := filepath.Clean(e.Name); w.matters(path) {
-				w.touch(path)
-			}
-		case err := <-errs: // an overflow: events are lost
-			if err != nil {
-				w.log.Warn("watching the manifests failed; reading them again", "error", err)
-				w.poll = sooner(w.poll, time.Now().Add(quiet))
-			}
-		case <-timer.C:
+		case <-w.sooner:
+		case <-time.After(time.Until(w.alarm(soon))):
 			if s = w.due(time.Now()); s.all || len(s.paths) > 0 || !soon.IsZero() && !time.Now().Before(soon) {
 				return s, nil
 			}
 		}
-		timer.Stop()
 	}
 }
 
 // alarm is when wait has to look at the time.
 func (w *watcher) alarm(soon time.Time) time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	at := w.poll
 	if len(w.touched) > 0 {
 		at = sooner(at, w.next)
@@ -165,6 +181,8 @@ const step = quiet / 10
 
 // due takes those that are.
 func (w *watcher) due(now time.Time) (s seen) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if !now.Before(w.poll) {
 		w.poll = now.Add(pollInterval)
 		w.open()
@@ -186,8 +204,13 @@ func (w *watcher) due(now time.Time) (s seen) {
 	return s
 }
 
-// touch notes that a file was touched at a path.
+// touch notes that a file was touched at a path, if that matters.
 func (w *watcher) touch(path string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.matters(path) {
+		return
+	}
 	now := time.Now()
 	t, ok := w.touched[path]
 	if !ok {
@@ -198,17 +221,24 @@ func (w *watcher) touch(path string) {
 }
 
 // at has a path looked at then.
-func (w *watcher) at(path string, due time.Time) { w.set(path, touch{time.Now(), due}) }
+func (w *watcher) at(path string, due time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.set(path, touch{time.Now(), due})
+}
 
 func (w *watcher) set(path string, t touch) {
 	if len(w.touched) == 0 || t.due.Before(w.next) {
 		w.next = t.due
+		w.wake()
 	}
 	w.touched[path] = t
 }
 
 // isTouched reports whether a program still writes to a path.
 func (w *watcher) isTouched(path string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	_, ok := w.touched[path]
 	return ok
 }
@@ -222,45 +252,46 @@ func (w *watcher) matters(path string) bool {
 // watch watches the directories of the given roots, those in which these lie, so that they may be
 // replaced, and those of files behind symbolic links. It returns the files by what they lead to.
 func (w *watcher) watch(roots []*root, files map[string]*file) map[string][]*file {
-	w.dirs, w.paths = map[string]bool{}, map[string]bool{}
-	links := map[string][]*file{}
+	dirs, paths, links := map[string]bool{}, map[string]bool{}, map[string][]*file{}
 	for _, r := range roots {
-		w.paths[r.path] = true
+		paths[r.path] = true
 		if info, err := os.Stat(r.path); err == nil && info.IsDir() {
-			w.dirs[r.path] = true
+			dirs[r.path] = true
 		}
 	}
 	for path, f := range files {
 		if !f.link {
 			continue
 		}
-		w.dirs[filepath.Dir(path)] = true
+		dirs[filepath.Dir(path)] = true
 		if target, err := filepath.EvalSymlinks(path); err == nil {
-			w.paths[target] = true
+			paths[target] = true
 			links[target] = append(links[target], f)
 		}
 	}
-	w.update()
+	w.update(dirs, paths)
 	return links
 }
 
-func (w *watcher) update() {
-	want := maps.Clone(w.dirs)
-	for path := range w.paths {
-		want[filepath.Dir(path)] = true
-	}
+func (w *watcher) update(dirs, paths map[string]bool) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.notify == nil {
+	w.dirs, w.paths = dirs, paths
+	notify := w.notify
+	w.mu.Unlock()
+	if notify == nil {
 		return
 	}
-	for _, dir := range w.notify.WatchList() {
+	want := maps.Clone(dirs)
+	for path := range paths {
+		want[filepath.Dir(path)] = true
+	}
+	for _, dir := range notify.WatchList() {
 		if !want[dir] {
-			_ = w.notify.Remove(dir) // it fails only if the directory is gone
+			_ = notify.Remove(dir) // it fails only if the directory is gone
 		}
 	}
 	for dir := range want {
-		if err := w.notify.Add(dir); err != nil {
+		if err := notify.Add(dir); err != nil {
 			w.log.Debug("cannot watch a directory; it is read periodically", "path", dir, "error", err)
 		}
 	}
