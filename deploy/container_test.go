@@ -20,6 +20,7 @@ type container struct {
 	root         string
 	readOnly     bool
 	privileged   bool
+	sysctls      bool              // may be written, although it is not privileged
 	capabilities []string          // without CAP_
 	filtered     bool              // allows the system calls of the profile RuntimeDefault alone
 	mounts       map[string]string // path in the container to path here; one that is read-only ends in ":ro"
@@ -42,10 +43,12 @@ func (c container) command(t *testing.T, args ...string) []string {
 		command = append(command, bind, from, c.resolve(at))
 	}
 	command = append(command, "--proc", "/proc", "--dev", "/dev", "--ro-bind", "/sys", "/sys")
+	bind := map[bool]string{true: "--bind", false: "--ro-bind"}[c.privileged || c.sysctls]
+	command = append(command, bind, "/proc/sys", "/proc/sys")
 	if c.privileged {
-		command = append(command, "--bind", "/proc/sys", "/proc/sys", "--cap-add", "ALL")
+		command = append(command, "--cap-add", "ALL")
 	} else {
-		command = append(command, "--ro-bind", "/proc/sys", "/proc/sys", "--cap-drop", "ALL")
+		command = append(command, "--cap-drop", "ALL")
 	}
 	for _, name := range c.capabilities {
 		command = append(command, "--cap-add", "CAP_"+name)

@@ -23,6 +23,7 @@ const (
 	Bubblewrap     Lack = "bubblewrap"
 	Cgroup         Lack = "cgroup"
 	Chromium       Lack = "chromium"
+	Debian         Lack = "debian"
 	Emulator       Lack = "emulator"
 	Fairlead       Lack = "fairlead"
 	Helm           Lack = "helm"

@@ -29,6 +29,7 @@ var facts = map[Lack]fact{
 	Bubblewrap:     {what: "bubblewrap, which runs containers", installable: true},
 	Cgroup:         {what: "control groups of version 2 to make others in", missing: noCgroup},
 	Chromium:       {what: "Chromium", missing: ubuntu, installable: true},
+	Debian:         {what: "a bare Debian, which ./dev tool debian makes", installable: true},
 	Emulator:       {what: "qemu-system-x86_64, which runs older kernels", installable: true},
 	Fairlead:       {what: "Fairlead as the proxy under test", missing: testsKubeProxy},
 	Helm:           {what: "helm, which ./dev tool helm compiles", installable: true},

@@ -1,0 +1,186 @@
+package deploy
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
+	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
+	"fairlead.dev/fairlead/lab/testbed/traffic"
+	"fairlead.dev/fairlead/model"
+)
+
+// bareDebian is the archive of a Debian with nothing but its essential packages, and rpm.
+var bareDebian = sync.OnceValues(func() (string, error) {
+	out, err := outputOf(exec.Command("../dev", "tool", "debian"))
+	return strings.TrimSpace(out), err
+})
+
+// packaged is a bare Debian, and how a kind of package is installed there and removed.
+type packaged struct {
+	root            string
+	suffix          string
+	install, remove string
+}
+
+// TestPackages installs each package on a node with a bare Debian, has it serve manifests, upgrades it and removes it.
+func TestPackages(t *testing.T) {
+	lack.Need(t, lack.Root)
+	archive, err := bareDebian()
+	if err != nil {
+		lack.Skip(t, lack.Debian, err)
+	}
+	dir := tree(t.TempDir())
+	if err := copyTree(string(dir)); err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	must(t)(output(t.Context(), "tar", "-xpf", archive, "-C", root))
+	for _, release := range []string{"v1.2.3", "v1.2.4"} {
+		must(t)(dir.dev([]string{"package", runtime.GOARCH}, "VERSION="+release))
+		into := filepath.Join(root, "media", release)
+		must(t)(output(t.Context(), "cp", "-r", filepath.Join(string(dir), "out/packages"), into))
+	}
+	for _, p := range []packaged{
+		{root, "deb", "dpkg --install", "dpkg --purge fairlead"},
+		{root, "rpm", "rpm --upgrade --nodeps", "rpm --erase fairlead"}, // nothing of this Debian is an RPM package
+	} {
+		t.Run(p.suffix, p.test)
+	}
+}
+
+func (p packaged) test(t *testing.T) {
+	before := p.files(t)
+	bed := newBed(t)
+	web := testbed.PodSpec{
+		Name: "web", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.77")},
+		Ports: []testbed.PodPort{{Protocol: model.TCP, Port: 8080}},
+	}
+	if _, err := bed.AddPod(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	p.run(t, bed, p.install, "/media/v1.2.3/*."+p.suffix)
+	write := func(file, text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	manifest := filepath.Join(p.root, "etc/fairlead/manifests/web.yaml")
+	write(manifest, read(t, "testdata/web.yaml"))
+	// How many connections the kernel tracks is the machine's business. What is edited stays as it is.
+	config := filepath.Join(p.root, "etc/fairlead/config.yaml")
+	packed := read(t, config)
+	edited := packed + "conntrack: {maxPerCore: 0}\n"
+	write(config, edited)
+	agent := p.start(t, bed)
+	service := netip.MustParseAddrPort("10.96.0.77:80")
+	watch, err := traffic.StartWatch(t.Context(), bed, traffic.WatchSpec{
+		Visits:   []traffic.Path{{From: testbed.Node, To: service}, {From: testbed.Outside, To: netip.MustParseAddrPort("192.0.2.1:30077")}},
+		Interval: 20 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, err := bed.Dial(t.Context(), testbed.Node, model.TCP, service)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+
+	p.run(t, bed, p.install, "/media/v1.2.4/*."+p.suffix) // systemd would restart the unit now
+	terminate(t, agent)
+	agent = p.start(t, bed)
+	equal(t, strings.Fields(p.run(t, bed, "fairlead", "--version"))[1], "v1.2.4")
+	if err := watch.Settle(t.Context(), 20); err != nil {
+		t.Error(err)
+	}
+	if r := watch.Stop(); len(r.Faults) > 0 || r.Total().Answered < 40 {
+		t.Errorf("during the upgrade: %s", r)
+	}
+	_ = open.SetDeadline(time.Now().Add(eventually.Patience()))
+	if _, err := io.ReadFull(open, make([]byte, 1)); err != nil {
+		t.Errorf("a connection from before the upgrade: %v", err)
+	}
+
+	equal(t, read(t, config), edited)
+	write(config, packed) // rpm would keep the edited one, under another name
+	terminate(t, agent)
+	equal(t, complaints(agent.Log()), "")
+	if err := os.Remove(manifest); err != nil {
+		t.Error(err)
+	}
+	p.run(t, bed, p.remove)
+	rules, err := bed.Command(t.Context(), testbed.Node, "nft", "list", "ruleset").CombinedOutput()
+	equal(t, fmt.Sprint(string(rules), err), "<nil>")
+	added := slices.DeleteFunc(p.files(t), func(name string) bool { return slices.Contains(before, name) })
+	equal(t, strings.Join(added, "\n"), "")
+}
+
+// unit is what the unit of systemd says of a key.
+func (p packaged) unit(t *testing.T, key string) string {
+	t.Helper()
+	for line := range strings.Lines(read(t, filepath.Join(p.root, "usr/lib/systemd/system/fairlead.service"))) {
+		if value, ok := strings.CutPrefix(line, key+"="); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	t.Fatalf("the unit has no %s", key)
+	return ""
+}
+
+// start runs what the unit runs, with the capabilities that it leaves, as systemd would.
+func (p packaged) start(t *testing.T, bed *testbed.Bed) *kubernetes.Proxy {
+	t.Helper()
+	_, args, _ := strings.Cut(read(t, filepath.Join(p.root, strings.TrimPrefix(p.unit(t, "EnvironmentFile"), "-"))), "FAIRLEAD_ARGS=")
+	c := container{root: p.root, sysctls: true}
+	for _, name := range strings.Fields(p.unit(t, "CapabilityBoundingSet")) {
+		c.capabilities = append(c.capabilities, strings.TrimPrefix(name, "CAP_"))
+	}
+	command := strings.Replace(p.unit(t, "ExecStart"), "$FAIRLEAD_ARGS", strings.Trim(args, "\"\n"), 1)
+	proxy, err := kubernetes.StartProxy(t.Context(), kubernetes.ProxyOptions{Bed: bed, Command: c.command(t, strings.Fields(command)...)})
+	if err == nil {
+		err = proxy.Ready(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return proxy
+}
+
+// run has a shell run a command on the node, in its Debian.
+func (p packaged) run(t *testing.T, bed *testbed.Bed, command ...string) string {
+	t.Helper()
+	c := container{root: p.root, privileged: true}
+	args := c.command(t, "sh", "-c", strings.Join(command, " "))
+	out, err := bed.Command(t.Context(), testbed.Node, args[0], args[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	t.Logf("%s:\n%s", command, out)
+	return string(out)
+}
+
+// files are all that there are, but for the records of package managers.
+func (p packaged) files(t *testing.T) []string {
+	t.Helper()
+	all := strings.Fields(must(t)(output(t.Context(), "find", p.root, "-printf", "%P\n")))
+	all = slices.DeleteFunc(all, func(name string) bool {
+		return slices.ContainsFunc([]string{"dev", "proc", "sys", "var/lib/dpkg/", "var/lib/rpm", "root/.rpmdb", "var/log/"},
+			func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	})
+	slices.Sort(all)
+	return all
+}
