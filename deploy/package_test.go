@@ -80,7 +80,7 @@ func (p packaged) test(t *testing.T) {
 	}
 	manifest := filepath.Join(p.root, "etc/fairlead/manifests/web.yaml")
 	write(manifest, read(t, "testdata/web.yaml"))
-	// How many connections the kernel tracks is the machine's business. What is edited stays as it is.
+	// How many connections the kernel tracks is the machine's business. Packages keep edited files.
 	config := filepath.Join(p.root, "etc/fairlead/config.yaml")
 	packed := read(t, config)
 	edited := packed + "conntrack: {maxPerCore: 0}\n"

@@ -155,8 +155,8 @@ func unchanged(a, b os.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
-// owner is the namespace of the first object that the file has. That of a file which was not read yet is the first that
-// its text seems to name: a new file of a tenant need not wait for all new files of another one.
+// owner is the namespace of the first object that the file has. A file that was not read yet has the namespace that its
+// text names first, so that it does not wait for all new files of another tenant.
 func (f *file) owner() string {
 	for _, c := range f.contents {
 		for _, o := range c.objects {
