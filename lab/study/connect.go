@@ -13,7 +13,7 @@ func connectExperiment() Experiment {
 	return Experiment{
 		Description: Description{
 			Name: "connect",
-			Does: "short HTTP connections while there are more and more Services: 1,500, 500 at a time (in full runs: 10,000, " +
+			Does: "short HTTP connections while there are more and more Services: 600, 200 at a time (in full runs: 10,000, " +
 				"1,000 at a time)",
 			Source: "UCloud, UK8S: kube-proxy modes (github.com/UCloudDoc-Team/uk8s, userguide/kubeproxy_mode.md); there ab " +
 				"ran on the node, and Services had some 20 endpoints",
@@ -35,7 +35,7 @@ func connectFigures() []Figure {
 }
 
 func connectCells(d Depth) (cells []Cell) {
-	load := byDepth(d, traffic.Load{Requests: 1500, Concurrency: 500},
+	load := byDepth(d, traffic.Load{Requests: 600, Concurrency: 200},
 		traffic.Load{Requests: 10_000, Concurrency: 1000})
 	for _, n := range byDepth(d, usual, []int{100, 500, 1000, 2000, 3000, 4000, 10_000, 20_000, hugest}) {
 		cells = append(cells, Cell{

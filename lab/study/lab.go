@@ -102,6 +102,7 @@ type lab struct {
 	began   time.Time
 	clock   estimate
 	needs   Needs
+	judged  time.Time // needs are good until then
 	stage   stage
 	until   time.Time // when the stage ends
 }
@@ -160,8 +161,7 @@ func (l *lab) measureAll(ctx context.Context) error {
 	if l.TestKernel == "" || !l.lacksIPVS() || time.Until(until) < shortest {
 		return l.spend(ctx, until)
 	}
-	const here = 0.6 // of the time
-	first := time.Now().Add(time.Duration(here * float64(time.Until(until))))
+	first := time.Now().Add(time.Until(until) / 2)
 	if err := l.spend(ctx, first); err != nil {
 		return err
 	}

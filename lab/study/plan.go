@@ -82,11 +82,15 @@ func (l *lab) cost(g *group) (d time.Duration) {
 	return d
 }
 
-// judge finds out what is undecided.
+// judge finds out what is undecided, unless that would take too much of the time.
 func (l *lab) judge() {
-	if l.Judge != nil && l.Rounds == 0 {
-		l.needs = l.Judge(l.journal.result())
+	const pause = 20 // times as long as it takes, until it is done again
+	begin := time.Now()
+	if l.Judge == nil || l.Rounds > 0 || begin.Before(l.judged) {
+		return
 	}
+	l.needs = l.Judge(l.journal.result())
+	l.judged = time.Now().Add(pause * time.Since(begin))
 }
 
 // shortest is the time that is not short. The test kernel and its proxies need as much to start.
@@ -175,7 +179,7 @@ func (l *lab) byValue() (all []*group) {
 // next is the cell of a group that has had the least time, of those for which a round is left. The end is when another
 // cell is next. nil: there is none.
 func (l *lab) next(g *group, until time.Time) (best *task, end time.Time) {
-	var least time.Duration
+	var least, stay time.Duration
 	left, n := time.Until(until), 0
 	for i := range g.cells {
 		t := &g.cells[i]
@@ -185,8 +189,9 @@ func (l *lab) next(g *group, until time.Time) (best *task, end time.Time) {
 		}
 		n++
 		if spent := l.clock[t.name()].sum + round; best == nil || spent < least {
-			best, least = t, spent
+			best, least, stay = t, spent, round
 		}
 	}
-	return best, time.Now().Add(left / time.Duration(max(n, 1)))
+	const worth = 4 // the least stay, in rounds: each has begun with one that does not count
+	return best, time.Now().Add(max(left/time.Duration(max(n, 1)), min(worth*stay, left)))
 }

@@ -143,7 +143,6 @@ func crossing(at int) func(judged, []curve, *votes) error {
 		}
 		var ahead, behind [2]bool // up to the size, and beyond
 		for _, r := range all {
-			r.Comparison = r.asPublished()
 			beyond := one(r.size > at)
 			ahead[beyond], behind[beyond] = ahead[beyond] || r.Less(), behind[beyond] || r.More()
 			if r.Vague() {
@@ -189,7 +188,7 @@ func rulesCostNothing(b judged, _ []curve, v *votes) error {
 
 // unchanged judges a ratio that was said to be 1, or no more.
 func unchanged(r Comparison) Answer {
-	switch r = r.asPublished(); {
+	switch {
 	case r.High < r.Margin:
 		return Holds
 	case r.More():
@@ -200,7 +199,7 @@ func unchanged(r Comparison) Answer {
 
 // same judges a ratio that was said to be 1.
 func same(r Comparison) Answer {
-	switch r = r.asPublished(); {
+	switch {
 	case r.Alike():
 		return Holds
 	case r.Vague():
@@ -257,7 +256,7 @@ func lastSlower(b judged, _ []curve, v *votes) error {
 		if !ok {
 			continue
 		}
-		r = last.worse(r).asPublished()
+		r = last.worse(r)
 		v.judge(r, func(r Comparison) Answer {
 			switch {
 			case r.More():
@@ -373,8 +372,9 @@ func sameBandwidth(b judged, _ []curve, v *votes) error {
 		if !ok || e.Direct == nil {
 			continue
 		}
-		v.judge(*e.Direct, same)
-		v.say("%s %s", c.who.Name, e.Direct)
+		r := e.Direct.asPublished()
+		v.judge(r, same)
+		v.say("%s %s", c.who.Name, r)
 	}
 	return nil
 }

@@ -111,13 +111,13 @@ func (c Comparison) inverse() Comparison {
 // endless is the number of rounds that is too large to wait for.
 const endless = 20_000
 
-// more is how many more rounds are needed until something is decided, if they are spread like those that there are.
+// more is about how many more rounds are needed until something is decided, if they are spread like these.
 func (c Comparison) more(decided func(Comparison) bool) int {
 	have := len(c.logs)
 	if have == 0 {
 		return study.FirstRounds
 	}
-	for n := max(have+1, study.FirstRounds); n < endless; n += 1 + n/16 {
+	for n := max(have+1, study.FirstRounds); n < endless; n += 1 + n/10 {
 		share := float64(outside(n)) / float64(n-1)
 		later := c
 		later.Low, later.High = math.Exp(quantile(c.logs, share)), math.Exp(quantile(c.logs, 1-share))

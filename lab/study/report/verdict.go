@@ -215,9 +215,9 @@ func (c curve) value(size int) string {
 // worse turns a ratio of figures around where more is better: above 1 is the worse one.
 func (c curve) worse(r Comparison) Comparison {
 	if c.figure.Better == study.Higher {
-		return r.inverse()
+		r = r.inverse()
 	}
-	return r
+	return r.asPublished()
 }
 
 // against is how many times as bad a curve is as another one, at each size that both have.
