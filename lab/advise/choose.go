@@ -63,6 +63,8 @@ type Choice struct {
 	Plane string `json:"plane"` // empty: none is possible
 	// Next are the others that are possible, the best first.
 	Next []string `json:"next,omitempty"`
+	// Against is what the chosen plane does otherwise than others, and users of the node may miss.
+	Against []string `json:"against,omitempty"`
 	// Why is a paragraph.
 	Why string `json:"why"`
 	// Measured reports whether it is founded on figures of this machine.
@@ -98,7 +100,7 @@ func Choose(c Case) Choice {
 	}
 	slices.SortStableFunc(all, contender.compare)
 	preferFirst(all)
-	choice := Choice{Plane: all[0].Plane, Measured: all[0].Figures != nil}
+	choice := Choice{Plane: all[0].Plane, Against: all[0].notes, Measured: all[0].Figures != nil}
 	for _, o := range all[1:] {
 		choice.Next = append(choice.Next, o.Plane)
 	}

@@ -19,14 +19,23 @@ import (
 
 func benchReportCommand() *cobra.Command {
 	var output string
+	var schema bool
 	c := &cobra.Command{
 		Use:   "report DIRECTORY|RESULT.JSON",
 		Short: "write the reports of a run again, and print one",
-		Long: "report reads the result of a run, of this machine or another one, writes report.md and report.html beside\n" +
-			"it, or into --output, and prints a summary.",
-		Example: "  fairlead bench report fairlead-bench\n  fairlead bench report result.json --output /tmp",
-		Args:    cobra.ExactArgs(1),
+		Long: "report reads the result of a run, of this machine or another one, writes report.md, report.html and\n" +
+			"bench.txt (for benchstat) beside it, or into --output, and prints a summary.",
+		Example: "  fairlead bench report fairlead-bench\n  fairlead bench report result.json --output /tmp\n" +
+			"  fairlead bench report --schema",
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
+			switch {
+			case schema:
+				_, err := io.WriteString(os.Stdout, study.Schema())
+				return cli.Failed(err)
+			case len(args) == 0:
+				return cli.Misused(errors.New("which run? Name its directory, or its result.json"))
+			}
 			r, file, err := readResult(args[0])
 			if err != nil {
 				return cli.Misused(err)
@@ -41,6 +50,7 @@ func benchReportCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&output, "output", "", "directory for the reports (default: where the result is)")
+	c.Flags().BoolVar(&schema, "schema", false, "print the JSON schema of result.json, and do nothing")
 	return c
 }
 
@@ -106,7 +116,7 @@ func writeReports(r *study.Result, dir string) (err error) {
 		name  string
 		write func(io.Writer, *study.Result) error
 	}{
-		{"report.md", studyreport.Markdown}, {"report.html", studyreport.HTML},
+		{"report.md", studyreport.Markdown}, {"report.html", studyreport.HTML}, {"bench.txt", studyreport.Benchmarks},
 	} {
 		var text bytes.Buffer
 		if err := file.write(&text, r); err != nil {

@@ -2,10 +2,8 @@ package report
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/lab/advise"
@@ -196,29 +194,3 @@ func (s *Statistics) measuredNear(
 
 // apart is how far two sizes are, in proportion.
 func apart(a, b int) float64 { return math.Abs(math.Log(float64(max(a, 1)) / float64(max(b, 1)))) }
-
-// String is a paragraph.
-func (a Advice) String() string {
-	text := a.Why
-	if a.Services > 0 {
-		text += " (A connection is that of lookup, or else of connect; a request is that of http on one that is kept; a " +
-			"change is followed until connections reach another endpoint.)"
-	}
-	switch {
-	case len(a.Changes) == 1 && a.Services > 0:
-		text += fmt.Sprintf(" It is the choice at every size that was measured, up to %s.", counted(a.Services, "Services"))
-	case len(a.Changes) > 1:
-		var parts []string
-		for _, c := range a.Changes {
-			parts = append(parts, fmt.Sprintf("%s from %s on", c.Plane, counted(c.Services, "Services")))
-		}
-		text += " By size: " + listed(parts) + "."
-	}
-	if len(a.AsGood) > 0 {
-		text += " " + listed(a.AsGood) + " would come first there, but is ahead in nothing that was measured."
-	}
-	if len(a.Without) > 0 {
-		text += " Not considered: " + strings.Join(a.Without, "; ") + "."
-	}
-	return text
-}

@@ -3,97 +3,88 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"fairlead.dev/fairlead/lab/study"
 )
 
-// Markdown writes all tables of a Result, and what follows from them.
+// mostLines are those of report.md: as much as a person reads. All the rest is in report.html and result.json.
+const mostLines = 200
+
+// Markdown writes the scoreboard, the advice, the verdicts, and of each experiment the main table, as far as there is
+// room.
 func Markdown(w io.Writer, r *study.Result) error {
 	s := NewStatistics(r)
 	var text strings.Builder
-	lines := s.head()
 	fmt.Fprintf(&text, "# fairlead bench, %s\n\n", day(s.Started))
-	for _, line := range lines {
+	for _, line := range s.head() {
 		fmt.Fprintf(&text, "* %s\n", escaped(line))
 	}
-	fmt.Fprintf(&text, "\n## Advice\n\n%s\n\n", escaped(s.Advice().String()))
-	fmt.Fprint(&text, "## What others have published\n\n")
+	fmt.Fprint(&text, "\n## Scoreboard\n\n")
+	s.scoreboard().table(score.String).markdown(&text)
+	fmt.Fprintln(&text, "\n▲ best, ▼ worst, each with all whose bounds of 95 % overlap. "+
+		"× direct: times that of direct access.")
+	fmt.Fprintf(&text, "\n## Advice\n\n%s\n", escaped(strings.Join(s.Decision(), "\n")))
+	fmt.Fprintf(&text, "\n## What others have concluded\n\n%s.\n\n", tallied(s.Verdicts()))
 	verdictTable(s.Verdicts()).markdown(&text)
+	end := fmt.Sprintf("\n%s\n", escaped(s.legend()))
+	lines := strings.Count(text.String(), "\n") + strings.Count(end, "\n")
 	for _, c := range s.sections() {
-		s.markdownSection(&text, c)
+		part := c.markdown()
+		if lines += strings.Count(part, "\n"); lines > mostLines {
+			break
+		}
+		text.WriteString(part)
 	}
-	fmt.Fprintf(&text, "\n%s\n", escaped(s.legend()))
-	_, err := io.WriteString(w, text.String())
+	_, err := io.WriteString(w, text.String()+end)
 	return err
 }
 
-// verdictTable has a line for each verdict.
+// verdictTable has a line for each conclusion: the answers for kube-proxy's planes and for Fairlead's, by kernel.
 func verdictTable(all []Verdict) table {
-	t := table{Head: []string{"published", "by", "here", "judged", "figures"}}
-	for _, v := range all {
-		answer := v.Answer.sign() + " " + string(v.Answer)
-		t.Rows = append(t.Rows, []string{v.Conclusion, v.Published, answer, v.judged(), v.Says})
+	t := table{Head: []string{"published", "by", "kube-proxy", "Fairlead"}}
+	for _, g := range verdictGroups(all) {
+		cells := map[string][]string{}
+		for _, v := range g.Verdicts {
+			text := v.Answer.sign() + " " + string(v.Answer)
+			if v.Kernel != "" && v.Kernel != study.This {
+				text += " (" + v.Kernel + ")"
+			}
+			cells[v.Of] = append(cells[v.Of], text)
+		}
+		if none := cells[""]; len(none) > 0 {
+			cells["kube-proxy"], cells["Fairlead"] = none, none
+		}
+		t.Rows = append(t.Rows, []string{
+			upper(g.Conclusion), g.Published, strings.Join(cells["kube-proxy"], "; "), strings.Join(cells["Fairlead"], "; "),
+		})
 	}
 	return t
 }
 
-func (s *Statistics) markdownSection(text *strings.Builder, c section) {
-	fmt.Fprintf(text, "\n## %s, %s\n\n%s. %s\n", c.Name, c.Kernel.Name, escaped(c.Does), escaped(c.Sentence))
-	if c.Source != "" {
-		fmt.Fprintf(text, "\nPublished by: %s\n", escaped(c.Source))
+// markdown is the main table of an experiment: what was published, then the last case on each kernel.
+func (c section) markdown() string {
+	if len(c.Exhibits) == 0 {
+		return ""
 	}
-	for _, t := range s.all(c) {
-		fmt.Fprintf(text, "\n%s\n\n", escaped(strings.TrimPrefix(t.Title+": ", ": ")+t.Note))
-		t.markdown(text)
+	e := c.Exhibits[0]
+	last := map[string]string{}
+	for _, g := range e.Groups {
+		last[g.Kernel] = g.Label
 	}
-	for _, p := range s.beside(c) {
-		fmt.Fprintf(text, "\n* published: %s", escaped(p.String()))
-	}
-	for _, f := range c.Failures {
-		fmt.Fprintf(text, "\n* %s", escaped(f))
-	}
-	if len(c.Failures)+len(s.beside(c)) > 0 {
-		fmt.Fprintln(text)
-	}
-}
-
-// beside are the figures that others have published of what a section has measured.
-func (s *Statistics) beside(c section) (all []Published) {
-	for _, f := range c.Figures {
-		all = append(all, s.publishedFor(block{place: place{experiment: c.Name}, figure: f})...)
-	}
-	return all
-}
-
-// all are all tables of an experiment: by size for each figure and case where there are sizes, else by figure for each
-// case.
-func (s *Statistics) all(c section) (all []table) {
-	for i := 0; i < len(c.blocks); {
-		j := i
-		for j < len(c.blocks) && c.blocks[j].of == c.blocks[i].of {
-			j++
-		}
-		if len(c.blocks[i].sizes) == 1 {
-			all = append(all, s.byFigure(c.blocks[i:j], true))
-		} else {
-			for _, b := range c.blocks[i:j] {
-				all = append(all, s.bySize(b, b.sizes, true))
-			}
-		}
-		i = j
-	}
-	return all
+	var text strings.Builder
+	fmt.Fprintf(&text, "\n## %s: %s\n\n%s\n\n", c.Name, escaped(e.Title), escaped(e.Note))
+	shown := func(g group) bool { return last[g.Kernel] == g.Label && g.known() }
+	e.table(shown, mostInReports, exhibitCell.String).markdown(&text)
+	return text.String()
 }
 
 // markdown writes a table.
 func (t table) markdown(text *strings.Builder) {
-	rule := make([]string, len(t.Head))
-	for i := range rule {
-		rule[i] = "---"
-	}
+	rule := slices.Repeat([]string{"---"}, len(t.Head))
 	for _, row := range append([][]string{t.Head, rule}, t.Rows...) {
-		cells := make([]string, len(row))
+		cells := make([]string, len(t.Head))
 		for i, cell := range row {
 			cells[i] = escaped(cell)
 		}

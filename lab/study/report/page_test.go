@@ -1,7 +1,9 @@
 package report
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,9 +16,9 @@ import (
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
-	"github.com/chromedp/chromedp/kb"
 
 	"fairlead.dev/fairlead/lab/browser"
+	"fairlead.dev/fairlead/lab/study"
 )
 
 // window is a browser that shows a page.
@@ -31,22 +33,61 @@ type window struct {
 type tester struct {
 	browser context.Context
 	path    string
+	result  *study.Result
 }
+
+// The bounds of what a person takes in: the page, and Markdown.
+const (
+	mostBytes = 500_000
+	published = "../../../docs/benchmark/2026-11-22"
+)
 
 func TestPage(t *testing.T) {
 	t.Parallel()
-	page := tester{browser.Start(t), filepath.Join(t.TempDir(), "page.html")}
-	if err := os.WriteFile(page.path, written(t, HTML, made()), 0o644); err != nil {
+	full, err := study.Read(filepath.Join(published, "result.json"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Run("has all charts and asks for nothing", page.complete)
-	t.Run("answers", page.answers)
-	t.Run("on a phone", page.onPhone)
-	t.Run("in light colours", func(t *testing.T) { page.contrast(t, "light") })
-	t.Run("in dark colours", func(t *testing.T) { page.contrast(t, "dark") })
-	t.Run("for everybody", page.forEverybody)
-	t.Run("without script", page.withoutScript)
-	t.Run("printed", page.printed)
+	window := browser.Start(t)
+	for name, r := range map[string]*study.Result{"made": made(), "full": full} {
+		page := tester{window, filepath.Join(t.TempDir(), "page.html"), r}
+		if err := os.WriteFile(page.path, written(t, HTML, r), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Run("has all parts and asks for nothing", page.complete)
+			t.Run("on a phone", func(t *testing.T) { page.fits(t, "phone", 360, 740, chromedp.EmulateMobile) })
+			t.Run("on a desktop", func(t *testing.T) { page.fits(t, "desktop", 1280, 900) })
+			t.Run("in light colours", func(t *testing.T) { page.contrast(t, "light") })
+			t.Run("in dark colours", func(t *testing.T) { page.contrast(t, "dark") })
+			t.Run("for everybody", page.forEverybody)
+			t.Run("printed", page.printed)
+		})
+	}
+}
+
+// A full run's reports are small: those that are made of it, and those in docs.
+func TestSizes(t *testing.T) {
+	t.Parallel()
+	full, err := study.Read(filepath.Join(published, "result.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	html, failed := os.ReadFile(filepath.Join(published, "report.html"))
+	md, err := os.ReadFile(filepath.Join(published, "report.md"))
+	if err := errors.Join(failed, err); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string][]byte{"made": written(t, HTML, full), "published": html} {
+		if len(text) > mostBytes {
+			t.Errorf("report.html, %s, has %d bytes; %d are the most", name, len(text), mostBytes)
+		}
+	}
+	for name, text := range map[string][]byte{"made": written(t, Markdown, full), "published": md} {
+		if n := bytes.Count(text, []byte("\n")); n > mostLines {
+			t.Errorf("report.md, %s, has %d lines; %d are the most", name, n, mostLines)
+		}
+	}
 }
 
 // open shows the page in a tab of its own; before comes before it is loaded.
@@ -132,46 +173,20 @@ const visible = (e) => e.getClientRects().length > 0 && getComputedStyle(e).visi
 const name = (e) => (e.tagName + "." + (e.getAttribute("class") || "") + " " + e.textContent).slice(0, 90).trim();
 `
 
-// chartsWithoutPicture are those of which not exactly one is shown, and those without values.
-const chartsWithoutPicture = `
-return all(".chart").filter(visible).flatMap((c) => {
-  const shown = all(".picture", c).filter(visible);
-  const marks = shown.flatMap((p) => all(".mark", p)).length, rows = all("tbody tr", c).length;
-  return shown.length === 1 && marks > 0 && rows > 0 ? [] : [name(c) + ": " + shown.length + " pictures, " + marks + " marks"];
-});`
+// emptyCharts are those without marks.
+const emptyCharts = `return all("svg").filter((s) => all(".m, .b", s).every((p) => !p.getAttribute("d"))).map(name);`
 
 func (p tester) complete(t *testing.T) {
 	w := p.open(t, chromedp.EmulateViewport(1280, 900))
-	w.shot("desktop")
-	w.lines("charts", chartsWithoutPicture)
-	w.lines("experiments", `return all(".experiment h2").map((h) => h.textContent.trim());`,
-		"connect this kernel", "connect test kernel", "rules", "lookup", "update", "bandwidth", "footprint", "http",
-		"schedulers test kernel", "rolling")
-	w.lines("one figure of each experiment is shown", `return all(".experiment").filter((e) =>
-		all(".figure", e).filter(visible).length !== 1).map(name);`)
-	w.lines("the raw rows", `const url = document.querySelector(".download").href;
-		return [url.slice(0, 29), String(JSON.parse(atob(url.slice(29))).rows.length)];`,
-		"data:application/json;base64,", fmt.Sprint(len(made().Rows)))
-	w.quiet()
-}
-
-func (p tester) answers(t *testing.T) {
-	w := p.open(t, chromedp.EmulateViewport(1280, 900))
-	const lines = `return all("#connect .chosen .picture").filter(visible).flatMap((p) =>
-		[p.getAttribute("class"), ...all(".series", p).filter(visible).map((s) => s.getAttribute("class").slice(7, 9))]);`
-	w.lines("lines at first", lines, "picture ratio lin", "s0", "s1", "s2", "s3", "s4", "s5", "s6")
-	w.run(chromedp.Click(chromedp.CSS("#connect .t3")))
-	w.lines("a line is toggled in the legend", lines, "picture ratio lin", "s0", "s1", "s2", "s4", "s5", "s6")
-	w.run(chromedp.Click(chromedp.CSS("#connect .v-log")), chromedp.Click(chromedp.CSS("#connect .v-value")))
-	w.lines("another axis, measured values", lines, "picture value log", "s0", "s1", "s2", "s4", "s5", "s6")
-	w.run(chromedp.Focus(chromedp.CSS("#connect select")), chromedp.KeyEvent(kb.ArrowDown))
-	w.lines("another figure", `return all("#connect .figure").filter(visible).map((f) => f.dataset.name);`, "connect p50")
-	w.run(chromedp.Focus(chromedp.CSS("#lookup .picture.ratio.lin")), chromedp.KeyEvent(kb.ArrowRight), chromedp.KeyEvent(kb.ArrowRight))
-	w.lines("values by keyboard", `return all("#lookup .tip").filter(visible).map((t) => t.querySelector("b").textContent
-		+ ", " + all("li", t).length + ", " + (t.nextSibling.textContent.startsWith("1,000 Services. ")));`,
-		"1,000 Services, 7, true")
-	w.run(chromedp.KeyEvent(kb.Escape))
-	w.lines("no values any more", `return all(".tip").filter(visible).map(name);`)
+	w.lines("charts", emptyCharts)
+	var want []string
+	for _, d := range p.result.Experiments {
+		want = append(want, d.Name)
+	}
+	w.lines("experiments", `return all(".experiment h2").map((h) => h.textContent.trim());`, want...)
+	w.lines("experiments without a table", `return all(".experiment").filter((e) => !e.querySelector("td")).map(name);`)
+	w.lines("scripts", `return all("script").map(name);`)
+	w.lines("order", `return all("main > section").map((s) => s.id).slice(0, 3);`, "board", "advice", want[0])
 	w.quiet()
 }
 
@@ -182,12 +197,15 @@ return (document.documentElement.scrollWidth > wide ? ["the page scrolls"] : [])
   visible(e) && !e.closest(".scroll") && !e.closest("svg") && e.getBoundingClientRect().right > wide + 1 && !e.closest(".sr, .skip"))
   .map(name));`
 
-func (p tester) onPhone(t *testing.T) {
-	w := p.open(t, chromedp.EmulateViewport(360, 740, chromedp.EmulateMobile))
-	w.shot("phone")
+// fits looks at the page in a window: nothing sticks out, and the scoreboard is seen without scrolling.
+func (p tester) fits(t *testing.T, name string, width, height int64, options ...chromedp.EmulateViewportOption) {
+	w := p.open(t, chromedp.EmulateViewport(width, height, options...))
+	w.shot(name)
 	w.lines("what is too wide", tooWide)
-	w.lines("text too small to read", `return all(".picture text").filter(visible).filter((e) =>
-		e.getBoundingClientRect().height < 10).map(name);`)
+	w.lines("the scoreboard's end", fmt.Sprintf(`const r = document.querySelector(".board").getBoundingClientRect();
+		return r.bottom <= %d && r.width > 0 ? [] : [String(r.bottom)];`, height))
+	w.lines("text too small to read", `return all("body *").filter(visible).filter((e) => !e.closest(".sr, .skip") &&
+		[...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.getBoundingClientRect().height < 9).map(name);`)
 	w.quiet()
 }
 
@@ -203,7 +221,7 @@ const texts = all("body *").filter((e) => visible(e) && [...e.childNodes].some((
 const of = (e, what, least) => { const style = getComputedStyle(e), r = ratio(style[what], behind(e));
   return r < least ? [r.toFixed(2) + " " + name(e)] : []; };
 return texts.flatMap((e) => e.closest("svg") ? of(e, "fill", 4.5) : of(e, "color", 4.5))
-  .concat(all(".series .mark, .series .line, .key .line").filter(visible).flatMap((e) => of(e, "stroke", 3)));`
+  .concat(all("svg .l, svg .m").filter(visible).flatMap((e) => of(e, "stroke", 3)));`
 
 func (p tester) contrast(t *testing.T, scheme string) {
 	w := p.open(t, chromedp.EmulateViewport(1280, 900), browser.Command(emulation.SetEmulatedMedia,
@@ -233,28 +251,13 @@ return all("input, select, svg[role=img], section, [role=region], nav").filter((
 func (p tester) forEverybody(t *testing.T) {
 	w := p.open(t, chromedp.EmulateViewport(1280, 900))
 	w.lines("labels", unlabelled)
-	w.lines("descriptions", `return all(".picture").filter((p) =>
-		!p.getAttribute("aria-description") || !p.querySelector("desc").textContent).map(name);`)
-}
-
-func (p tester) withoutScript(t *testing.T) {
-	w := p.open(t, browser.Command(emulation.SetScriptExecutionDisabled,
-		emulation.SetScriptExecutionDisabledParams{Value: true}), chromedp.EmulateViewport(1280, 900))
-	w.shot("without-script")
-	w.lines("charts", chartsWithoutPicture)
-	w.lines("labels", unlabelled)
-	w.lines("figures", `return all(".figure").filter((f) => !visible(f)).map(name);`)
-	w.run(chromedp.Click(chromedp.CSS("#connect .t3")), chromedp.Click(chromedp.CSS("#connect .v-log")))
-	w.lines("the legend and the axis", `return all("#connect .picture").filter(visible).map((p) =>
-		p.getAttribute("class") + " " + all(".series", p).filter(visible).length);`, "picture ratio log 6", "picture ratio log value 6")
-	w.quiet()
+	w.lines("marks without words", `return all(".board .best, .board .worst").filter((e) =>
+		!e.textContent.includes(e.className)).map(name);`)
 }
 
 func (p tester) printed(t *testing.T) {
 	w := p.open(t)
 	w.run(browser.Command(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"}))
-	w.lines("charts", chartsWithoutPicture)
-	w.lines("figures", `return all(".figure").filter((f) => !visible(f)).map(name);`)
 	pdf, err := chromedp.Run(w.ctx, chromedp.PrintToPDF(func(o *page.PrintToPDFParams) {
 		o.PrintBackground, o.PreferCSSPageSize = new(true), new(true)
 	}))

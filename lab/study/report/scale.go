@@ -3,7 +3,6 @@ package report
 import (
 	"math"
 	"slices"
-	"strconv"
 
 	"fairlead.dev/fairlead/lab/study"
 )
@@ -27,24 +26,17 @@ func (a axis) at(v float64) float64 {
 	return a.from + (v-a.low)/(a.high-a.low)*(a.to-a.from)
 }
 
-// newAxis shows values. A linear one of amounts begins at 0, one of ratios does not.
-func (v shown) newAxis(from, to float64) axis {
-	a := axis{low: slices.Min(v.domain), high: slices.Max(v.domain), from: from, to: to, log: v.log,
-		bytes: v.figure.Unit == study.Bytes && !v.relative}
-	log := v.log
-	switch {
-	case log && a.low == a.high:
-		a.low, a.high = a.low/2, a.high*2
-	case log:
+// newAxis shows values. It begins at 0, or is logarithmic if they are far apart.
+func newAxis(domain []float64, unit study.Unit, from, to float64) axis {
+	a := axis{low: slices.Min(domain), high: slices.Max(domain), from: from, to: to, bytes: unit == study.Bytes}
+	if a.log = a.low > 0 && a.high > 8*a.low; a.log {
 		margin := math.Pow(a.high/a.low, 0.05)
 		a.low, a.high = a.low/margin, a.high*margin
-	case a.high == 0 && a.low == 0:
+		return a
+	}
+	a.low = min(0, a.low)
+	if a.high = a.high * 1.06; a.high == 0 {
 		a.high = 1
-	case v.relative:
-		margin := max(0.06*(a.high-a.low), 0.02)
-		a.low, a.high = a.low-margin, a.high+margin
-	default:
-		a.low, a.high = min(0, a.low), a.high*1.06
 	}
 	return a
 }
@@ -93,22 +85,6 @@ func niceStep(about float64) float64 {
 		}
 	}
 	return 10 * power
-}
-
-// ticked is what a tick of values is called.
-func ticked(u study.Unit, relative bool, v float64) string {
-	if relative {
-		return plain(v) + "×"
-	}
-	return quantity(u, v)
-}
-
-// plain writes a number without needless zeros.
-func plain(v float64) string {
-	if v >= 1000 || v == math.Trunc(v) {
-		return study.Number(int(math.Round(v)))
-	}
-	return strconv.FormatFloat(v, 'g', 3, 64)
 }
 
 // brief writes sizes of an axis.

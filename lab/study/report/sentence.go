@@ -37,23 +37,28 @@ func (s *Statistics) ranking(b block, size int) (all []placed) {
 	return all
 }
 
-// sentence says of an experiment which contender comes first. It goes by the main figure, in the last case, at the
-// largest size.
-func (s *Statistics) sentence(c section) string {
-	main, ok := mainFigure(c.Description)
+// sentence says of an experiment on a kernel which contender comes first. It goes by the main figure, in the last case,
+// at the largest size.
+func (s *Statistics) sentence(d study.Description, kernel string) string {
+	main, ok := mainFigure(d)
 	if !ok {
 		return ""
 	}
-	of := c.of(main)
-	if len(of) == 0 {
-		return "Nothing was measured."
+	for _, of := range slices.Backward(s.cases(d.Name, kernel)) {
+		b := block{
+			place: place{experiment: d.Name, kernel: kernel, of: of}, figure: main, axis: d.Axis,
+			sizes: s.sizes(d.Name, kernel, of),
+		}
+		if b.who = s.who(b); len(b.who) == 0 {
+			continue
+		}
+		all := s.ranking(b, b.largest())
+		if len(all) == 0 {
+			return "No proxy was measured."
+		}
+		return b.where(b.largest()) + s.ranked(b, all) + "."
 	}
-	b := of[len(of)-1]
-	all := s.ranking(b, b.largest())
-	if len(all) == 0 {
-		return "No proxy was measured."
-	}
-	return b.where(b.largest()) + s.ranked(b, all) + "."
+	return "Nothing was measured."
 }
 
 // where begins a sentence with the place.

@@ -7,8 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"fairlead.dev/fairlead/lab/advise"
 	"fairlead.dev/fairlead/lab/study"
@@ -24,11 +24,15 @@ func Text(w io.Writer, r *study.Result) error {
 	for _, line := range s.head() {
 		fmt.Fprintln(&text, advise.Wrap(line, "  ", width))
 	}
-	fmt.Fprintf(&text, "\nADVICE\n%s\n", advise.Wrap(s.Advice().String(), "", width))
+	s.scoreboard().table(score.short).text(&text)
+	fmt.Fprintf(&text, "\nADVICE\n")
+	for _, sentence := range s.Decision() {
+		fmt.Fprintln(&text, advise.Wrap(sentence, "", width))
+	}
 	fmt.Fprintln(&text, "\nWHAT OTHERS HAVE PUBLISHED, AND WHAT IS SEEN HERE")
 	textVerdicts(&text, s.Verdicts())
 	for _, c := range s.sections() {
-		s.textSection(&text, c)
+		c.text(&text)
 	}
 	fmt.Fprintln(&text, "\n"+advise.Wrap(s.legend(), "", width))
 	_, err := io.WriteString(w, text.String())
@@ -95,6 +99,19 @@ func (s *Statistics) head() []string {
 	return lines
 }
 
+// facts are what a reader needs before all else, in a line.
+func (s *Statistics) facts() string {
+	parts := []string{fmt.Sprintf("%s run of %s, Fairlead %s", s.Depth, day(s.Started), s.Version)}
+	for _, k := range s.Kernels {
+		k.Note = ""
+		parts = append(parts, describe(k))
+	}
+	if !s.Complete {
+		parts = append(parts, "not complete")
+	}
+	return strings.Join(parts, " · ")
+}
+
 // missingOn says which contenders cannot run on a kernel, in a line for each reason.
 func (s *Statistics) missingOn(kernel string) (lines []string) {
 	names := map[string][]string{}
@@ -142,53 +159,56 @@ func (s *Statistics) legend() string {
 		"size to that power. Figures of different kernels are never compared."
 }
 
-func (s *Statistics) textSection(text *strings.Builder, c section) {
-	title := c.Name
-	if len(s.kernels(c.Name)) > 1 || c.Kernel.Name != study.This {
-		title += " (" + c.Kernel.Name + ")"
+// The most columns of a terminal's table, and of one in Markdown.
+const (
+	mostColumns   = 4
+	mostInReports = 10
+)
+
+func (c section) text(text *strings.Builder) {
+	fmt.Fprintf(text, "\n%s: %s\n", strings.ToUpper(c.Name), c.Does)
+	for _, sentence := range c.Sentences {
+		fmt.Fprintln(text, advise.Wrap(sentence, "  ", width))
 	}
-	fmt.Fprintf(text, "\n%s: %s\n%s\n", strings.ToUpper(title), c.Does, advise.Wrap(c.Sentence, "", width))
-	for _, t := range s.small(c) {
-		t.text(text)
+	if len(c.Exhibits) > 0 {
+		c.Exhibits[0].table(group.here, mostColumns, exhibitCell.short).text(text)
 	}
 	for _, f := range c.Failures {
 		fmt.Fprintln(text, advise.Wrap("! "+f, "  ", width))
 	}
 }
 
-// The most columns of a terminal's table.
-const (
-	mostSizes   = 4
-	mostColumns = 5
-)
-
-// small is what of an experiment fits a terminal: its main figure by size, by case, or all figures of one place.
-func (s *Statistics) small(c section) (all []table) {
-	main, _ := mainFigure(c.Description)
-	of := c.of(main)
-	switch {
-	case len(of) == 0:
-		return nil
-	case len(of) == 1 && len(of[0].sizes) == 1:
-		return []table{s.byFigure(c.blocks[:min(len(c.blocks), mostColumns)], false)}
-	case len(of) <= 2 && len(of[0].sizes) > 1:
-		for _, b := range of {
-			all = append(all, s.bySize(b, some(b.sizes, mostSizes), false))
-		}
-		return all
-	}
-	return []table{s.byCase(of[:min(len(of), mostColumns)])}
-}
-
-// text writes a table for a terminal.
+// text writes a table for a terminal. A row of one cell goes across all columns, and heads may have several lines.
 func (t table) text(text *strings.Builder) {
-	fmt.Fprintln(text)
-	w := tabwriter.NewWriter(text, 0, 0, 2, ' ', 0)
-	for _, row := range append([][]string{t.Head}, t.Rows...) {
-		fmt.Fprintln(w, "  "+strings.Join(row, "\t"))
+	lines := 1
+	for _, h := range t.Head {
+		lines = max(lines, 1+strings.Count(h, "\n"))
 	}
-	_ = w.Flush() // a Builder takes everything
-	fmt.Fprintln(text, advise.Wrap("  "+strings.TrimPrefix(t.Title+": ", ": ")+t.Note, "  ", width))
+	rows := make([][]string, lines, lines+len(t.Rows))
+	for _, h := range t.Head {
+		parts := strings.Split(h, "\n")
+		for i := range lines {
+			rows[i] = append(rows[i], strings.Join(parts[min(i, len(parts)):min(i+1, len(parts))], ""))
+		}
+	}
+	rows = append(rows, t.Rows...)
+	widths := make([]int, len(t.Head))
+	for _, row := range rows {
+		for i, cell := range row[:len(row)*one(len(row) > 1)] {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	fmt.Fprintln(text)
+	for _, row := range rows {
+		line := ""
+		for i, cell := range row {
+			line += "  " + cell + strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell)))
+		}
+		fmt.Fprintln(text, strings.TrimRight(line, " "))
+	}
+	if about := strings.TrimPrefix(t.Title+": ", ": ") + t.Note; about != "" {
+		fmt.Fprintln(text, advise.Wrap("  "+about, "  ", width))
+	}
 }
 
 // day writes a date as people do.

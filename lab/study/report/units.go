@@ -34,16 +34,22 @@ func scales(u study.Unit) []scale {
 
 // quantity is a value with its unit, to three digits.
 func quantity(u study.Unit, v float64) string {
+	best := unitScale(u, v)
+	if v == 0 && u == study.Seconds {
+		return "0"
+	}
+	return digits(v*best.times) + best.name
+}
+
+// unitScale is the one that suits a value.
+func unitScale(u study.Unit, v float64) scale {
 	best := scale{times: 1, name: strings.TrimRight(" "+string(u), " ")}
 	for _, s := range scales(u) {
 		if math.Abs(v) >= s.from*0.9995 {
 			best = s
 		}
 	}
-	if v == 0 && u == study.Seconds {
-		return "0"
-	}
-	return digits(v*best.times) + best.name
+	return best
 }
 
 // digits rounds to three digits; large numbers stay whole, with commas.

@@ -1,0 +1,219 @@
+package report
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"fairlead.dev/fairlead/lab/bench"
+	"fairlead.dev/fairlead/lab/study"
+)
+
+// claims are all sentences of a report that say something of the result: the advice, what is said of published
+// conclusions, and of each experiment.
+func claims(r *study.Result) (advice, others []string) {
+	s := NewStatistics(r)
+	for _, c := range s.sections() {
+		others = append(others, c.Sentences...)
+		for _, v := range c.Verdicts {
+			if v.Answer != Unknown {
+				others = append(others, v.Says)
+			}
+		}
+	}
+	return s.Decision(), others
+}
+
+// checker holds sentences against the rows of a result, by nothing but the rows.
+type checker struct {
+	*study.Result
+	ratios map[string]bool // each median of ratios of two contenders in a place, and of a figure's medians
+	sizes  map[int]bool
+	names  []string
+}
+
+func newChecker(r *study.Result) checker {
+	c := checker{r, map[string]bool{}, map[int]bool{}, nil}
+	values := map[string]map[string]map[int]float64{} // place and figure → contender → round
+	for _, row := range r.Rows {
+		if row.Failed != "" {
+			continue
+		}
+		c.sizes[row.Size] = true
+		if !slices.Contains(c.names, row.Contender) {
+			c.names = append(c.names, row.Contender)
+		}
+		for f, v := range row.Figures {
+			at := fmt.Sprint(row.Experiment, row.Kernel, row.Case, row.Size, f)
+			if values[at] == nil {
+				values[at] = map[string]map[int]float64{}
+			}
+			if values[at][row.Contender] == nil {
+				values[at][row.Contender] = map[int]float64{}
+			}
+			values[at][row.Contender][row.Round] = v
+		}
+	}
+	for _, of := range values {
+		for a := range of {
+			for b := range of {
+				x, y := paired(of[a], of[b])
+				var ratios bench.Series
+				for i := range x {
+					ratios = append(ratios, x[i]/y[i])
+				}
+				if len(ratios) > 0 {
+					c.ratios[times(ratios.Median())] = true
+					c.ratios[times(1/ratios.Median())] = true
+					c.ratios[times(math.Exp(bench.Series(logRatios(x, y)).Median()))] = true
+				}
+			}
+		}
+	}
+	return c
+}
+
+var (
+	ratioPattern = regexp.MustCompile(`\b(\d+(?:\.\d+)?) \(\d`)
+	sizePattern  = regexp.MustCompile(`([\d,]+) (?:Services|rules)`)
+)
+
+// faults says what of a sentence the rows do not have: contenders, sizes, and ratios between contenders of a place.
+func (c checker) faults(sentence string, farther bool) (all []string) {
+	told, _, _ := strings.Cut(sentence, "; not considered: ")
+	for _, o := range made().Contenders {
+		if strings.Contains(o.Name, " ") && strings.Contains(told, o.Name) && !slices.Contains(c.names, o.Name) {
+			all = append(all, o.Name+" was not measured")
+		}
+	}
+	for _, m := range sizePattern.FindAllStringSubmatch(told, -1) {
+		n := 0
+		_, _ = fmt.Sscan(strings.ReplaceAll(m[1], ",", ""), &n)
+		if !c.sizes[n] {
+			all = append(all, m[0]+" were not measured")
+		}
+	}
+	for _, m := range ratioPattern.FindAllStringSubmatch(told, -1) {
+		if !farther && !c.ratios[m[1]] {
+			all = append(all, m[1]+" is no ratio of two contenders")
+		}
+	}
+	return all
+}
+
+// Each sentence follows from the rows, whatever rows there are.
+func TestClaims(t *testing.T) {
+	t.Parallel()
+	results := map[string]*study.Result{"made": made()}
+	for _, name := range names(made()) {
+		results["without "+name] = without(made(), name)
+	}
+	for name, r := range results {
+		c := newChecker(r)
+		advice, others := claims(r)
+		for i, sentence := range slices.Concat(advice, others) {
+			// Others also compare different sizes, whose rounds are not the same.
+			if faults := c.faults(sentence, i >= len(advice)); len(faults) > 0 {
+				t.Errorf("%s: %s\n%s", name, sentence, strings.Join(faults, "\n"))
+			}
+		}
+	}
+}
+
+// A plane that was not measured is not spoken of, but to say so.
+func TestClaims_ofAPlaneThatIsMissing(t *testing.T) {
+	t.Parallel()
+	for _, plane := range []string{"ebpf", "nftables"} {
+		r := without(made(), plane)
+		for _, sentence := range NewStatistics(r).Decision() {
+			told, _, _ := strings.Cut(sentence, "; not considered: ")
+			if regexp.MustCompile(`(?:^|[^-\w] )` + plane + `\b`).MatchString(told) {
+				t.Errorf("%s was not measured: %s", plane, sentence)
+			}
+		}
+	}
+}
+
+// Advice follows the figures: where two planes swap theirs, it changes.
+func TestClaims_ofSwappedFigures(t *testing.T) {
+	t.Parallel()
+	r := made()
+	for i, row := range r.Rows {
+		r.Rows[i].Contender = other(row.Contender, "iptables", "nftables")
+	}
+	before, after := NewStatistics(made()).Decision(), NewStatistics(r).Decision()
+	if strings.Contains(strings.Join(before, " "), "iptables") == strings.Contains(strings.Join(after, " "), "iptables") {
+		t.Errorf("figures are swapped, and the advice is the same:\n%s\n%s", before, after)
+	}
+}
+
+// other is the other one of two.
+func other(name, a, b string) string {
+	switch name {
+	case a:
+		return b
+	case b:
+		return a
+	}
+	return name
+}
+
+// Where the rounds differ more than the contenders, hardly anything is claimed: bounds of 95 % are wrong now and then.
+func TestClaims_ofNoise(t *testing.T) {
+	t.Parallel()
+	const tries = 20
+	ahead, marks := 0, 0
+	for seed := range uint64(tries) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		r := made()
+		for _, row := range r.Rows {
+			for _, name := range slices.Sorted(maps.Keys(row.Figures)) {
+				row.Figures[name] *= math.Exp(1.5 * random.NormFloat64())
+			}
+		}
+		s := NewStatistics(r)
+		ahead += one(!strings.Contains(s.Decision()[1], "no difference between the two was seen"))
+		for _, row := range s.scoreboard().Kernels[0].Rows {
+			marks += one(row.Cells[0].Mark == "best")
+		}
+	}
+	if ahead > tries/2 || marks > tries/2 {
+		t.Errorf("the figures are noise, and of %d times %d are ahead of others; %d are the best", tries, ahead, marks)
+	}
+}
+
+// A scoreboard has the medians of the rows, and marks the best and the worst.
+func TestScoreboard(t *testing.T) {
+	t.Parallel()
+	golden(t, "board.md", []byte(boardText(made())))
+	r := without(made(), "ebpf")
+	if text := boardText(r); strings.Contains(text, "ebpf") {
+		t.Errorf("ebpf was not measured:\n%s", text)
+	}
+	r.Rows = slices.DeleteFunc(r.Rows, func(row study.Row) bool { return row.Experiment == "bandwidth" })
+	if text := boardText(r); strings.Contains(text, "Bandwidth") {
+		t.Errorf("bandwidth was not measured:\n%s", text)
+	}
+}
+
+func boardText(r *study.Result) string {
+	var text strings.Builder
+	NewStatistics(r).scoreboard().table(score.String).markdown(&text)
+	return text.String()
+}
+
+// A reason is of a conclusion that there is.
+func TestReasons(t *testing.T) {
+	t.Parallel()
+	for about := range reasons() {
+		says, _, _ := strings.Cut(about, "; ")
+		if !slices.ContainsFunc(conclusions(), func(c conclusion) bool { return c.says == says }) {
+			t.Errorf("nobody has concluded that %s", says)
+		}
+	}
+}
