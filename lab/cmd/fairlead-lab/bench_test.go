@@ -164,7 +164,7 @@ func TestBench(t *testing.T) {
 	if got := turns(first); got != smallTurns || !first.Complete || first.Services != "generated" || len(first.Missing) > 0 {
 		t.Errorf("%+v has the turns\n%s", *first, got)
 	}
-	for _, file := range []string{"report.md", "report.html", "journal.jsonl"} {
+	for _, file := range []string{"report.md", "report.html", "bench.txt", "journal.jsonl"} {
 		if info, err := os.Stat(filepath.Join(b.output, file)); err != nil || info.Size() == 0 {
 			t.Errorf("%s: %v", file, err)
 		}
@@ -189,7 +189,7 @@ func (b *bench) reportsAgain() {
 	c := exec.CommandContext(b.Context(), self.Path, "bench", "report", b.output, "--output", elsewhere)
 	c.Env = self.Env
 	out, err := c.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "direct again") {
+	if err != nil || !strings.Contains(string(out), "\nADVICE\n") || !strings.Contains(string(out), "\n  userspace ") {
 		b.Errorf("%v: %s", err, out)
 	}
 	before, err := os.ReadFile(filepath.Join(b.output, "report.md"))
