@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"time"
 
@@ -128,8 +131,7 @@ func (m *migration) goBack(ctx context.Context, s *seen) error {
 	if err != nil {
 		return err
 	}
-	// kube-proxy is healthy before it has made anything, and makes one address family after the other.
-	last, since, healthz := own, time.Now(), healthzOf(s.config)
+	last, since := own, time.Now() // it makes the rules of one address family after the other
 	err = m.await(ctx, "kube-proxy serves", func() error {
 		now, _, err := leftovers(ctx)
 		if now != last {
@@ -138,7 +140,7 @@ func (m *migration) goBack(ctx context.Context, s *seen) error {
 		if err == nil && (now == own || time.Since(since) < unchanged) {
 			err = errors.New("it has not made all of its rules")
 		}
-		return errors.Join(err, healthy(ctx, healthz))
+		return errors.Join(err, serves(ctx, s.config))
 	})
 	if err != nil {
 		return err
@@ -146,34 +148,47 @@ func (m *migration) goBack(ctx context.Context, s *seen) error {
 	return daemon.HandBack(ctx, os.Stderr)
 }
 
-// healthzOf is where kube-proxy tells that it serves.
-func healthzOf(c *config.Config) string {
-	if c == nil {
-		return "127.0.0.1:10256"
+// synced is a line of the metrics of a kube-proxy that has made its rules. It is healthy before that.
+const synced = `(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\S* [1-9]`
+
+// serves asks kube-proxy whether it does.
+func serves(ctx context.Context, c *config.Config) error {
+	healthz, metrics := netip.MustParseAddrPort("127.0.0.1:10256"), netip.MustParseAddrPort("127.0.0.1:10249")
+	if c != nil {
+		healthz, metrics = c.HealthzAddress(), c.MetricsAddress()
 	}
-	at := c.HealthzAddress()
-	if at.Addr().IsUnspecified() {
-		return fmt.Sprintf("127.0.0.1:%d", at.Port())
+	_, err := get(ctx, healthz, "/healthz")
+	text, failure := get(ctx, metrics, "/metrics")
+	if err == nil && failure == nil && text != "" && !regexp.MustCompile(synced).MatchString(text) {
+		err = errors.New("it has not made its rules")
 	}
-	return at.String()
+	return errors.Join(err, failure)
 }
 
-func healthy(ctx context.Context, at string) error {
+// get asks a server of this node; the zero address: there is none.
+func get(ctx context.Context, at netip.AddrPort, path string) (string, error) {
+	if !at.IsValid() {
+		return "", nil
+	}
+	if at.Addr().IsUnspecified() {
+		at = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), at.Port())
+	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at+"/healthz", nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at.String()+path, nil)
 	if err != nil {
-		return err
+		return "", err
 	}
 	response, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return errors.New(response.Status)
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = errors.New(path + ": " + response.Status)
 	}
-	return nil
+	return string(text), err
 }
 
 // await asks until there is no error.
