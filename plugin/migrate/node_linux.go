@@ -31,7 +31,7 @@ func newFlagSet(flags *config.Flags) *pflag.FlagSet {
 }
 
 // findProcess finds kube-proxy in this network namespace; pid 0: it does not run.
-func findProcess() (pid int, args []string, err error) {
+func findProcess() (pid int, found []string, err error) {
 	here, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
 		return 0, nil, err
@@ -43,12 +43,14 @@ func findProcess() (pid int, args []string, err error) {
 		if err != nil || filepath.Base(args[0]) != "kube-proxy" {
 			continue
 		}
-		if there, err := os.Readlink(dir + "/ns/net"); err == nil && there == here {
-			pid, err = strconv.Atoi(filepath.Base(dir))
-			return pid, args[1:], err
+		there, err := os.Readlink(dir + "/ns/net")
+		number, bad := strconv.Atoi(filepath.Base(dir))
+		// A child that kube-proxy has just forked has its name, too.
+		if err == nil && bad == nil && there == here && (pid == 0 || number < pid) {
+			pid, found = number, args[1:]
 		}
 	}
-	return 0, nil, err
+	return pid, found, err
 }
 
 // lookAtNode reads what proxies have in the kernel.
