@@ -9,7 +9,8 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 )
 
-// cleanOwn leaves what kube-proxy shares with us if that is back in mode ipvs, and if it may, what open connections need.
+// cleanOwn leaves what kube-proxy shares with us if that is back in mode ipvs. If drain is set, it leaves what open
+// connections need, too.
 func cleanOwn(ctx context.Context, out io.Writer, back, drain bool) error {
 	var errs []error
 	for _, p := range drivers() {
