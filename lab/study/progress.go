@@ -31,9 +31,9 @@ func (l *lab) tell(what string, t task) {
 			}
 		}
 	}
-	if left := time.Until(l.until); !l.until.IsZero() && left < p.For { // there is not time for all of it
+	if left := max(time.Until(l.until), 0); !l.until.IsZero() && left < p.For { // there is not time for all of it
 		p.Left = int(float64(p.Left) * left.Seconds() / p.For.Seconds())
-		p.For = max(left, 0)
+		p.For = left
 	}
 	l.Progress(p)
 }
