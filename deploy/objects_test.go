@@ -46,6 +46,9 @@ func template(t *testing.T, args ...string) string {
 }
 
 func TestChart_lint(t *testing.T) {
+	if _, err := helm(t, "lint", "--strict", "--quiet", chart); err != nil {
+		t.Errorf("without values: %v", err)
+	}
 	for _, file := range values(t) {
 		if _, err := helm(t, "lint", "--strict", "--quiet", chart, "--values", file); err != nil {
 			t.Errorf("%s: %v", file, err)

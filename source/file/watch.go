@@ -24,9 +24,9 @@ const (
 	pollInterval = 10 * time.Second
 )
 
-// watcher says which files to look at: those that were touched, each when it has been quiet for a while. It takes events
-// from the kernel at once, also while files are read: the kernel keeps them in order, so that one tenant's many would
-// hold up those of another.
+// watcher says which files to look at: those that were touched, each when it has been quiet for a while. It takes
+// events from the kernel at once, also while files are read: the kernel keeps them in order, so that one tenant's many
+// would hold up those of another.
 type watcher struct {
 	log    *slog.Logger
 	closed chan struct{}
@@ -63,8 +63,8 @@ func newWatcher(log *slog.Logger) *watcher {
 	return w
 }
 
-// open begins to use inotify; the caller has the lock. A user has few instances of it, and on a busy node other programs
-// may have taken them all. Then the watcher polls the files, and tries inotify again each time.
+// open begins to use inotify; the caller has the lock. A user has few instances of it, and on a busy node other
+// programs may have taken them all. Then the watcher polls the files, and tries inotify again each time.
 func (w *watcher) open() {
 	if w.notify != nil || w.isClosed() {
 		return

@@ -66,9 +66,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $info := lookup "v1" "ConfigMap" "kube-public" "cluster-info" -}}
 {{- if not $info -}}
 {{- fail "apiServer: set the URL of the API server, as https://192.0.2.1:6443 (there is no ConfigMap kube-public/cluster-info to read it from), or existingConfigMap, as kube-proxy" -}}
-{{- end -}}
+{{- else -}}{{/* helm lint goes on after what fails */}}
 {{- $kubeconfig := fromYaml (index $info.data "kubeconfig") -}}
 {{- (first $kubeconfig.clusters).cluster.server -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
