@@ -28,7 +28,7 @@ func Commands() []*cobra.Command {
 		reportCommand(),      // an archive for a bug report.
 		uiCommand(),          // a page that shows what the agent does.
 		switchCommand(),      // another data plane for the agent.
-		migrateCommand(),     // what another proxy or mode does otherwise.
+		migrateCommand(),     // compares another proxy or mode with this one.
 		waitDrainedCommand(), // which nodes still send a pod new connections?
 	}
 }

@@ -28,7 +28,7 @@ type difference struct {
 	severity Severity
 	from, to string // modes, separated by blanks; a "!" before them: all others; empty: all
 	subject  string // a setting, field, annotation or object
-	text     string // what becomes of it
+	text     string // how the subject changes
 	do       string // empty: nothing
 	// objects are those on this node that it is about; none: there is no such difference. Nil: it is about the node.
 	objects func(*seen) []string

@@ -25,7 +25,7 @@ type Report struct {
 	By       []string  `json:"by"`             // how proxy and mode were found
 	To       string    `json:"to"`
 	Services int       `json:"services"`
-	Unread   []string  `json:"unread,omitempty"` // what could not be read, and is not judged
+	Unread   []string  `json:"unread,omitempty"` // objects that the API server or a file did not give
 	Findings []Finding `json:"findings"`
 }
 

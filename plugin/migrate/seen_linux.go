@@ -42,8 +42,8 @@ type seen struct {
 	Report
 	config     *config.Config // nil: not found
 	configured string         // the mode of the Fairlead that runs, which may serve by another
-	invalid    []string       // what is wrong in it
-	warnings   []string       // what has no meaning in it
+	invalid    []string       // errors in config
+	warnings   []string       // fields of config without a meaning
 	services   []corev1.Service
 	nodes      []corev1.Node
 	maps       map[string]*corev1.ConfigMap // by namespace/name

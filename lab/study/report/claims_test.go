@@ -213,7 +213,7 @@ func TestReasons(t *testing.T) {
 	for about := range reasons() {
 		says, _, _ := strings.Cut(about, "; ")
 		if !slices.ContainsFunc(conclusions(), func(c conclusion) bool { return c.says == says }) {
-			t.Errorf("nobody has concluded that %s", says)
+			t.Errorf("no conclusion of the result is that %s", says)
 		}
 	}
 }

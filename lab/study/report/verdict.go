@@ -77,7 +77,7 @@ func (s *Statistics) verdicts(c conclusion) []Verdict {
 	var reasons []string
 	for _, of := range s.benches(c.needs) {
 		if slices.ContainsFunc(told, func(v Verdict) bool { return v.Of == of.whose() }) {
-			continue // what is told of this kernel needs no other one
+			continue // this kernel has told it already
 		}
 		v, err := c.judged(of)
 		if err == nil {
