@@ -138,7 +138,7 @@ func (f *Flags) filesAndVerbs() []option {
 func (f *Flags) dataPlane() []option {
 	c, own := &f.said.kubeProxy, &f.said.fairlead
 	mode := stringValue[kubeproxy.ProxyMode]{&c.Mode, "ProxyMode", nil}
-	const gathered = "after a change that was slow to program, the next ones of its namespace wait for 32 times as " +
+	const gathered = "after a change that was slow to program, the next ones of its namespace wait for 8 times as " +
 		"long, together at most this; 0: never (in a file: the default)"
 	return []option{
 		{group: plane, flag: "proxy-mode", field: "mode", bind: value(mode),

@@ -17,10 +17,9 @@ import (
 	"fairlead.dev/fairlead/lab/lack"
 )
 
-// image is a built image: its layout, and what ./dev image said about it.
+// image is a built image.
 type image struct {
-	dir    string // of the layout; the archive is beside it
-	report string // name@digest
+	dir string // of the layout; the archive is beside it
 }
 
 // tree is a copy of the repository in which images are built.
@@ -47,9 +46,9 @@ func buildShared(which, name string) (image, error) {
 }
 
 // build has ./dev build an image.
-func (dir tree) build(which, name string, env ...string) (image, error) {
-	report, err := dir.dev([]string{"image", which, runtime.GOARCH}, env...)
-	return image{filepath.Join(string(dir), "out", name+"-image"), report}, err
+func (dir tree) build(which, name string) (image, error) {
+	_, err := dir.dev([]string{"image", which, runtime.GOARCH})
+	return image{filepath.Join(string(dir), "out", name+"-image")}, err
 }
 
 func (dir tree) dev(args []string, env ...string) (output string, err error) {
@@ -148,34 +147,6 @@ func decode(t *testing.T, file string, into any) {
 	}
 }
 
-// Builds in different directories give the same programs and the same images, to the byte. The agent is compiled anew for
-// that, all of it, by another user's Go.
-func TestImage_reproducible(t *testing.T) {
-	home := t.TempDir()
-	modules := strings.TrimSpace(must(t)(output(t.Context(), "go", "env", "GOMODCACHE")))
-	testReproducible(t, needAgent(t), "agent", "fairlead",
-		"HOME="+home, "XDG_CACHE_HOME="+home, "GOCACHE="+filepath.Join(home, "built"), "GOMODCACHE="+modules, "LC_ALL=C", "TZ=Asia/Tokyo")
-}
-
-func TestImage_reproducibleLab(t *testing.T) { testReproducible(t, needLab(t), "lab", "fairlead-lab") }
-
-func testReproducible(t *testing.T, first image, which, name string, env ...string) {
-	dir := tree(filepath.Join(t.TempDir(), "somewhere", "else"))
-	if err := copyTreeFrom(filepath.Join(first.dir, "../.."), string(dir)); err != nil {
-		t.Fatal(err)
-	}
-	second, err := dir.build(which, name, env...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	equal(t, second.report, first.report)
-	for _, file := range []string{".tar", "/../programs/" + runtime.GOARCH + "/" + name} {
-		if read(t, first.dir+file) != read(t, second.dir+file) {
-			t.Errorf("%s differs", file)
-		}
-	}
-}
-
 // The bill of materials lists every module that the program says it is made of, and Go itself.
 func TestSBOM(t *testing.T) {
 	i := needAgent(t)
@@ -207,18 +178,6 @@ func TestSBOM(t *testing.T) {
 			t.Errorf("%s is not listed", purl)
 		}
 	}
-}
-
-// copyTreeFrom copies a tree without what was built in it.
-func copyTreeFrom(from, to string) error {
-	if err := os.MkdirAll(to, 0o755); err != nil {
-		return err
-	}
-	out, err := exec.Command("bash", "-c", `cd "$0" && tar --exclude=./out -c . | tar -x -C "$1"`, from, to).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("copy the tree: %w\n%s", err, out)
-	}
-	return nil
 }
 
 // How each image is started, and which platform it says it is for. The laboratory's serves no node unless it is told to.

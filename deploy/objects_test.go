@@ -182,7 +182,6 @@ func TestChart_schemaKnowsConfiguration(t *testing.T) {
 // helm refuses invalid values before it installs anything, and the message names the value.
 func TestChart_refuses(t *testing.T) {
 	for set, want := range map[string]string{
-		"apiServer=":                                "apiServer: set the URL of the API server",
 		"apiServer=192.0.2.1:6443":                  "apiServer",
 		"confg.mode=nftables":                       "confg",
 		"config.clusterCidr=10.0.0.0/8":             "clusterCidr",
@@ -191,6 +190,7 @@ func TestChart_refuses(t *testing.T) {
 		"fairleadConfig.takeOver=Perhaps":           "fairleadConfig/takeOver",
 		"fairleadConfig.auditIntervall=1s":          "auditIntervall",
 		"config.oomScoreAdj=-2000":                  "config/oomScoreAdj",
+		"existingConfigMap=":                        "existingConfigMap",
 		"existingConfigMap=Kube_Proxy":              "existingConfigMap",
 		"extraArgs={v=4}":                           "extraArgs/0",
 		"healthzPort=70000":                         "healthzPort",

@@ -40,7 +40,7 @@ func TestPod(t *testing.T) {
 		testServes(t, c, i, served{"fairlead", nftables})
 	})
 	t.Run("chart with kubeadm's configuration", func(t *testing.T) {
-		c.helm(t, "install", "fairlead", chart, "-n", "kube-system", "--values", chart+"/ci/kubeadm-values.yaml")
+		c.helm(t, "install", "fairlead", chart, "-n", "kube-system")
 		defer c.helm(t, "uninstall", "fairlead", "-n", "kube-system")
 		testServes(t, c, i, served{"fairlead", iptables})
 	})

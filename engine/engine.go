@@ -354,7 +354,11 @@ func (e *Engine) due() time.Time {
 
 // newQueue is one for the Table in use.
 func (e *Engine) newQueue() queue {
-	return queue{began: e.started, owner: func(slice service.Name) string { return e.options.Table.ServiceOf(slice) }}
+	return queue{
+		began: e.started,
+		owner: func(slice service.Name) string { return e.options.Table.ServiceOf(slice) },
+		size:  func(name service.Name) (frontends, backends int) { return e.options.Table.Size(name) },
+	}
 }
 
 // gather puts the objects that have come into the queue. All that came before the first turn are for that turn.

@@ -27,6 +27,7 @@ import (
 type queue struct {
 	began  time.Time                 // what happened before is of no interest
 	owner  func(service.Name) string // the name of the Service of a slice in force; empty: the slice is not known
+	size   size                      // nil: no Service is in force
 	common service.Batch             // what the next turn has in any case
 	times  unit                      // of that
 	whole  bool                      // that is complete, so that it counts even if it is empty
@@ -36,6 +37,9 @@ type queue struct {
 	noted int  // times in all units
 	quick bool // the last turn was without those that have much to do
 }
+
+// size is how many addresses with a port, and backends, a Service in force has.
+type size func(service.Name) (frontends, backends int)
 
 // space is what a namespace has.
 type space struct {
@@ -302,7 +306,7 @@ func (q *queue) take(size int, now time.Time, when func(namespace string) time.T
 	quantum := max(1, size/8)
 	var little, much []*space
 	for _, s := range ready {
-		if s.weighs(quantum) {
+		if s.weighs(quantum, q.size) {
 			little = append(little, s)
 		} else {
 			much = append(much, s)
@@ -333,9 +337,9 @@ func (q *queue) take(size int, now time.Time, when func(namespace string) time.T
 }
 
 // weighs reports whether what was released is no more than a limit.
-func (s *space) weighs(limit int) bool {
+func (s *space) weighs(limit int, inForce size) bool {
 	for _, u := range s.order[:s.open] {
-		if limit -= u.weight(); limit < 0 {
+		if limit -= u.weight(inForce); limit < 0 {
 			return false
 		}
 	}
@@ -375,7 +379,7 @@ func (q *queue) give(s *space, limit int, t *taken) (weight int) {
 	n := 0
 	for weight < limit && n < s.open || n == 0 {
 		u := s.order[n]
-		w := u.weight()
+		w := u.weight(q.size)
 		if n > 0 && weight+w > limit {
 			break
 		}
@@ -413,7 +417,7 @@ func (q *queue) handPiece(s *space, u *unit, limit int, t *taken) int {
 		return cmp.Compare(weightOf(b.Is), weightOf(a.Is))
 	})
 	first := unit{services: u.services, slices: u.slices[:1]}
-	n, weight := 1, first.weight()
+	n, weight := 1, first.weight(q.size)
 	for ; n < len(u.slices)-1 && weight+weightOf(u.slices[n].Is) <= limit; n++ {
 		weight += weightOf(u.slices[n].Is)
 	}
@@ -437,15 +441,23 @@ func (q *queue) handObjects(s *space, u *unit, n int, t *taken) {
 	}
 }
 
-// weight is how many rows may change, roughly.
-func (u *unit) weight() (n int) {
-	for _, s := range u.services.All() {
-		if n++; s != nil {
-			n += len(s.Ports) * (len(s.ClusterIPs) + len(s.ExternalIPs) + len(s.LoadBalancerIPs))
+// weight is how many rows may change, roughly. To remove a Service, or most of it, takes as long as to add it.
+func (u *unit) weight(inForce size) (n int) {
+	for name, s := range u.services.All() {
+		frontends, backends := 0, 0
+		if inForce != nil {
+			frontends, backends = inForce(name)
+		}
+		if s == nil {
+			n += 2 + frontends + backends
+		} else {
+			n += 1 + max(len(s.Ports)*(len(s.ClusterIPs)+len(s.ExternalIPs)+len(s.LoadBalancerIPs)), frontends)
 		}
 	}
 	for _, s := range u.slices.All() {
-		n += weightOf(s)
+		if n += weightOf(s); s == nil {
+			n++
+		}
 	}
 	return n
 }

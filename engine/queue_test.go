@@ -140,6 +140,24 @@ func TestQueue_manySlices(t *testing.T) {
 	}
 }
 
+// Removed Services weigh what they have in force, and so do those that lose most of it.
+func TestQueue_removed(t *testing.T) {
+	q := queue{size: func(name service.Name) (frontends, backends int) {
+		if name.Namespace == "a" {
+			return 20, 10
+		}
+		return 0, 0
+	}}
+	for i := range 3 {
+		name := service.Name{Namespace: "a", Name: fmt.Sprint("s", i)}
+		q.put(delivery{batch: service.Batch{Services: service.One[service.Service](name, nil)}})
+	}
+	put(&q, "a", 3, 4)
+	if got, want := turns(&q, 64), "a/s0, a/s1; a/s2, a/s3"; got != want {
+		t.Errorf("taken: %s, want %s", got, want)
+	}
+}
+
 // Those that have much share a turn, and what is larger than a turn goes in one.
 func TestQueue_roundRobin(t *testing.T) {
 	var q queue

@@ -67,7 +67,7 @@ type rests struct {
 func newRests() rests {
 	return rests{
 		own: map[string]*throttle{},
-		all: throttle{budget: budget{share: 2, credit: time.Second, free: restFree}},
+		all: throttle{budget: budget{share: 2, credit: 3 * time.Second, free: restFree}},
 	}
 }
 
@@ -102,7 +102,7 @@ func (r *rests) charge(c *cost) {
 func (r *rests) throttle(namespace string) *throttle {
 	l := r.own[namespace]
 	if l == nil {
-		l = &throttle{budget: budget{share: 32, credit: 250 * time.Millisecond, free: restFree}}
+		l = &throttle{budget: budget{share: 8, credit: 250 * time.Millisecond, free: restFree}}
 		r.own[namespace] = l
 	}
 	l.longest = r.max

@@ -86,9 +86,9 @@ func TestEngine_rests(t *testing.T) {
 		want    string // when changes are programmed that come each 50 ms, 39 of them
 	}{
 		{time.Millisecond, time.Second, quick(39)},
-		{10 * time.Millisecond, time.Second, "0 80 400 720 1040 1360 1680 2000"},
-		{10 * time.Millisecond, 100 * time.Millisecond, "0 80 190 300 410 520 630 740 850 960 1070 1180 1290 1400 1510 1620 1730 1840 1950"},
-		{30 * time.Millisecond, time.Second, "0 740 1700 2660"},
+		{10 * time.Millisecond, time.Second, "0 50 100 150 200 250 300 350 400 480 560 640 720 800 880 960 1040 1120 1200 1280 1360 1440 1520 1600 1680 1760 1840 1920"},
+		{30 * time.Millisecond, time.Second, "0 50 260 500 740 980 1220 1460 1700 1940"},
+		{30 * time.Millisecond, 100 * time.Millisecond, "0 50 180 310 440 570 700 830 960 1090 1220 1350 1480 1610 1740 1870 2000"},
 		{300 * time.Millisecond, time.Second, "0 1300 2600"},
 		{40 * time.Millisecond, 0, quick(39)},
 	} {
@@ -176,8 +176,8 @@ func TestEngine_servesWhileItRests(t *testing.T) {
 		if s := r.engine.Status(); !s.WaitingSince.IsZero() {
 			t.Errorf("when the rest is over, a change waits since %v", s.WaitingSince)
 		}
-		if got := p.since(start); got != "-100 1000" {
-			t.Errorf("programmed after %s ms, want 1000", got)
+		if got := p.since(start); got != "-100 550" {
+			t.Errorf("programmed after %s ms, want 550", got)
 		}
 		r.converged()
 		r.stop()
@@ -266,7 +266,7 @@ func TestEngine_configureTheRest(t *testing.T) {
 				bubble.Pass(time.Millisecond)
 			}
 			r.converged()
-			want := fmt.Sprint("0 ", (100*time.Millisecond + min(rest, 32*100*time.Millisecond-250*time.Millisecond)).Milliseconds())
+			want := fmt.Sprint("0 ", (100*time.Millisecond + min(rest, 8*100*time.Millisecond-250*time.Millisecond)).Milliseconds())
 			if got := p.since(start); got != want {
 				t.Errorf("with rests of %v: programmed after %s ms, want %s", rest, got, want)
 			}

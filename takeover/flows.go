@@ -98,13 +98,11 @@ func eachFlow(f func(flow) bool) error {
 		return fmt.Errorf("conntrack: %w", err)
 	}
 	defer conn.Close()
-	for _, v6 := range []bool{false, true} {
-		_, err := tracked.ForgetListed(conn, v6, tracked.Filter{}, func(x *tracked.Flow) bool {
-			return f(flow{uint8(x.Protocol), x.From, x.To})
-		})
-		if err != nil {
-			return fmt.Errorf("conntrack: %w", err)
-		}
+	_, err = tracked.ForgetListed(conn, func(x *tracked.Flow) bool {
+		return f(flow{uint8(x.Protocol), x.From, x.To})
+	}, tracked.Filter{})
+	if err != nil {
+		return fmt.Errorf("conntrack: %w", err)
 	}
 	return nil
 }

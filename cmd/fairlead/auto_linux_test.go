@@ -65,7 +65,7 @@ func TestRun_auto(t *testing.T) {
 	flags := []string{"--config", w.config(), "--cgroup-root", w.bed.Cgroup()}
 	p := w.start(flags...)
 	r := w.status()
-	if !slices.Contains(daemon.Planes(), r.Plane) || r.Mode != "auto" || !strings.HasPrefix(r.Why, r.Plane+", for ") {
+	if !slices.Contains(daemon.Planes(), r.Plane) || r.Mode != "auto" || !strings.HasPrefix(r.Why, "Use "+r.Plane+" for ") {
 		t.Fatalf("the status is %+v", r)
 	}
 	w.serves(r.Plane, "auto")

@@ -152,9 +152,7 @@ func TestRun_ebpf(t *testing.T) {
 			t.Error(err)
 		}
 		for _, c := range open {
-			if err := talk(c); err != nil {
-				t.Errorf("in mode %s an open connection from %s to %s broke: %v", mode, c.LocalAddr(), c.RemoteAddr(), err)
-			}
+			w.talksOver(c, "in mode "+mode)
 		}
 	}
 	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 400 {
@@ -278,9 +276,7 @@ func TestRun_ebpfSizes(t *testing.T) {
 		w.sizes(change.sizes)
 		eventually.Equal(w, "tables", change.want, w.capacities)
 		for _, c := range open {
-			if err := talk(c); err != nil {
-				t.Errorf("%s: an open connection from %s to %s broke: %v", change.sizes, c.LocalAddr(), c.RemoteAddr(), err)
-			}
+			w.talksOver(c, change.sizes)
 		}
 	}
 }

@@ -333,9 +333,7 @@ func TestRun_ebpfPackets(t *testing.T) {
 			t.Error(err)
 		}
 		for _, c := range open {
-			if err := talk(c); err != nil {
-				t.Errorf("packets by %s: an open connection from %s to %s broke: %v", by, c.LocalAddr(), c.RemoteAddr(), err)
-			}
+			w.talksOver(c, "packets by "+by)
 		}
 	}
 	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 200 {

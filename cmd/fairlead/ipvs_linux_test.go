@@ -283,9 +283,7 @@ func TestRun_ipvsAddresses(t *testing.T) {
 			t.Error(err)
 		}
 		for _, c := range open {
-			if err := talk(c); err != nil {
-				t.Errorf("in mode %s an open connection from %s to %s broke: %v", mode, c.LocalAddr(), c.RemoteAddr(), err)
-			}
+			w.talksOver(c, "in mode "+mode)
 		}
 		if others := w.others(); others != before {
 			t.Errorf("in mode %s: of the local routes there were\n%s\nand are\n%s", mode, before, others)
@@ -344,6 +342,15 @@ func (w *world) dial(from testbed.Place, to netip.AddrPort) net.Conn {
 		w.Fatalf("from %s to %s: %v", from, to, err)
 	}
 	return c
+}
+
+// talksOver reports a connection that broke.
+func (w *world) talksOver(c net.Conn, when string) {
+	w.Helper()
+	if err := talk(c); err != nil {
+		port := netip.MustParseAddrPort(c.LocalAddr().String()).Port()
+		w.Errorf("%s: an open connection from %s to %s broke: %v; %s", when, c.LocalAddr(), c.RemoteAddr(), err, w.bed.OfPort(port))
+	}
 }
 
 // talk has a server echo something.

@@ -46,6 +46,7 @@ func root() *cobra.Command {
 		"demo":      "bring Services to life in a virtual cluster on this machine, use them all, and check what happens",
 		"recommend": "say which data plane suits this node, by what its kernel can do and by measuring",
 		"bench":     "compare the data planes on this machine, as published studies did",
+		"verify":    "say whether a kernel is safe for this node's configuration and Services",
 	} {
 		c.AddCommand(labCommand(name, short))
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -189,6 +190,14 @@ func newMigrating(t *testing.T, mode string) *migrating {
 	proxy := kubernetes.KubeProxyCommand(kubernetes.NeedParts(t), m.kubeconfig, mode)
 	m.script("kube-proxy", proxy)
 	m.do("sh", m.path("kube-proxy-start"))
+	// Its virtual servers are there before its rules. A connection between them is not tracked, and breaks when it is.
+	// Its /healthz is well before its first rules.
+	synced := regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\{ip_family="IPv4"\} [1-9]`)
+	metrics := netip.MustParseAddrPort("127.0.0.1:10249")
+	eventually.True(t, "kube-proxy's first rules are written", func() bool {
+		_, body := m.page(metrics, "/metrics")
+		return synced.MatchString(body)
+	})
 	for from, to := range m.clients() {
 		eventually.True(t, "kube-proxy serves "+to.String(), func() bool { return strings.HasPrefix(m.probe(from, to), "pod-") })
 	}
@@ -247,6 +256,7 @@ func (m *migrating) do(name string, args ...string) {
 // migrate runs the command on the node.
 func (m *migrating) migrate(want int, args ...string) string {
 	m.Helper()
+	m.load.Mark("migrate " + strings.Join(args, " "))
 	args = append([]string{"migrate", "--control-socket", m.socket}, args...)
 	status, out := m.execute(args...)
 	if status != want {
@@ -263,13 +273,12 @@ func (m *migrating) goesOn(when string) {
 		m.Error(err)
 	}
 	for _, c := range m.open {
-		if err := talk(c); err != nil {
-			m.Errorf("%s: the connection to %s broke: %v", when, c.RemoteAddr(), err)
-		}
+		m.talksOver(c, when)
 	}
 	for from, to := range m.clients() {
 		m.open = append(m.open, m.dial(from, to))
 	}
+	m.load.Mark(when)
 }
 
 // apply has commands for all that the migration starts and stops.

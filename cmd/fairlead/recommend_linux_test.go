@@ -25,7 +25,7 @@ import (
 func TestRecommend(t *testing.T) {
 	w := newWorld(t)
 	offline := "recommend --manifests DIR --node-ip 192.0.2.1 --cluster-cidr 10.244.0.0/16 "
-	w.runs("fairlead", offline+"--duration 20s", 0, ", for one Service. ", "connection ", "Others have published")
+	w.runs("fairlead", offline+"--duration 20s", 0, " for one Service. ", "connection ", "Others have published")
 	var r advise.Report
 	c := w.command(strings.Fields(strings.ReplaceAll(offline, "DIR", w.manifests) + "--duration 20s -o json")...)
 	out, err := c.Output()
@@ -57,7 +57,7 @@ func TestRecommend(t *testing.T) {
 
 	p := w.start("--proxy-mode", "nftables")
 	before := w.ruleset()
-	w.runs("fairlead", "recommend --duration 20s --control-socket "+w.socket, 0, ", for one Service. ", "now")
+	w.runs("fairlead", "recommend --duration 20s --control-socket "+w.socket, 0, " for one Service. ", "now")
 	if after := w.ruleset(); after != before {
 		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
 	}

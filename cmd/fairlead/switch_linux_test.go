@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -117,10 +118,8 @@ func TestSwitch(t *testing.T) {
 		if got := w.probe("pod-a", netip.MustParseAddrPort("10.96.0.13:80")); got != own {
 			t.Errorf("after change %d, to %s, pod-a moved from %s to %s", i, plane, own, got)
 		}
-		for j, c := range open {
-			if err := talk(c); err != nil {
-				t.Errorf("after change %d, to %s, open connection %d from %s to %s broke: %v", i, plane, j, c.LocalAddr(), c.RemoteAddr(), err)
-			}
+		for _, c := range open {
+			w.talksOver(c, fmt.Sprintf("after change %d, to %s", i, plane))
 		}
 	}
 	if r := load.Stop(); len(r.Faults) > 0 || r.Total().Answered < 120 {

@@ -46,16 +46,14 @@ func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who Answer, 
 // Translated calls a function for each open connection whose destination is translated, with the destination that its
 // client asked for. It reads all flows.
 func (t *Table) Translated(do func(to netip.AddrPort, p model.Protocol)) error {
-	for _, v6 := range []bool{false, true} {
-		_, err := tracked.List(t.conn, v6, tracked.Filter{}, func(f *tracked.Flow) bool {
-			if f.To != f.Answers && f.Open() {
-				do(f.To, f.Protocol)
-			}
-			return false
-		})
-		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) { // it tracks no connections
-			return fmt.Errorf("list tracked connections: %w", err)
+	_, err := tracked.List(t.conn, func(f *tracked.Flow) bool {
+		if f.To != f.Answers && f.Open() {
+			do(f.To, f.Protocol)
 		}
+		return false
+	}, tracked.Filter{})
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) { // it tracks no connections
+		return fmt.Errorf("list tracked connections: %w", err)
 	}
 	return nil
 }

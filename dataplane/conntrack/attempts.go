@@ -1,7 +1,6 @@
 package conntrack
 
 import (
-	"errors"
 	"maps"
 	"net/netip"
 	"sync"
@@ -64,23 +63,21 @@ func (a *attempts) look() {
 	if len(lost) == 0 { // Close was faster
 		return
 	}
-	begun, forgotten, relayed := time.Now(), 0, a.config.RelayMark()
-	var err error
-	for _, v6 := range []bool{false, true} {
-		for _, f := range flowsTo(maps.Keys(lost), v6) {
-			for _, unanswered := range a.unanswered() {
-				f.Protocol, f.Mask = unanswered.Protocol, unanswered.Mask
-				n, failed := tracked.ForgetListed(a.conntrack, v6, f, func(f *tracked.Flow) bool {
-					return f.To != f.Answers && f.Mark&relayed == 0 && lost[f.Answers]
-				})
-				forgotten, err = forgotten+n, errors.Join(err, failed)
-			}
+	begun, relayed := time.Now(), a.config.RelayMark()
+	var filters []tracked.Filter
+	for _, f := range flowsTo(maps.Keys(lost)) {
+		for _, unanswered := range a.unanswered() {
+			f.Protocol, f.Mask = unanswered.Protocol, unanswered.Mask
+			filters = append(filters, f)
 		}
 	}
+	forgotten, err := tracked.ForgetListed(a.conntrack, func(f *tracked.Flow) bool {
+		return f.To != f.Answers && f.Mark&relayed == 0 && lost[f.Answers]
+	}, filters...)
 	if err != nil {
 		a.failed.Store(true)
 	}
-	say(a.config, "deleted tracked connection attempts to backends that were removed", forgotten)
+	say(a.config, "deleted tracked connection attempts to backends that were removed", len(forgotten))
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.next = time.Now().Add(lookRest * time.Since(begun))

@@ -3,11 +3,14 @@
 // connection ends with its backend, a UDP flow does not. A client that never pauses would go on sending to an address
 // that is unused, or belongs to another pod.
 //
-//	Apply ─► wrapped plane ─► which UDP rows changed? ─► list flows of these ─► delete the stale ones
+//	Apply ─► wrapped plane ─► which UDP rows changed? ─► beside: list flows of these ─► delete the stale ones
 //	                      └─► backends that pools lost ─► a moment later: TCP that these have not answered
-//	Sync ──► wrapped plane ─────────────────────────► the same of all, and TCP that came too early
-//	Audit ─► has a TCP row come since? ─────────────► TCP that came too early
-//	         half a minute after a change of UDP ────► the same as Sync
+//	Sync ──► wrapped plane ─────────────────────────► flows of all UDP rows, and TCP that came too early
+//	Audit ─► has a TCP row come since? ─────────────► beside: TCP that came too early
+//	         half a minute after a change of UDP ────► beside: flows of all UDP rows
+//
+// Looks beside have a goroutine of their own. The caller waits for them, unless there are very many flows: a flood
+// makes as many as there may be.
 //
 // A plane in stage Standby forgets nothing; the first Audit after it has become active does.
 //
@@ -73,11 +76,12 @@ func wrap(wrapped dataplane.New, others bool, carries func(netip.Addr) bool) dat
 		shared := &looks{conntrack: beside}
 		p := &plane{
 			Dataplane: inner, config: c, conntrack: socket, others: others, carries: carries,
-			rows: map[model.Key]model.PoolID{}, pools: map[model.PoolID]*udpPool{},
+			udp:   udpRows{rows: map[model.Key]*udpPool{}, pools: map[model.PoolID]*udpPool{}},
 			looks: shared, attempts: attempts{looks: shared, config: c, lost: map[netip.AddrPort]bool{}},
 			orphans:  orphans{looks: shared, network: network, relayed: c.RelayMark(), until: map[orphan]time.Time{}},
 			outcomes: outcomes.Watch{Network: network},
 		}
+		p.beside.reset()
 		if c.Counters == dataplane.PerBackend && !p.others {
 			p.traffic = watchTraffic()
 		}
@@ -93,27 +97,21 @@ type plane struct {
 	attempts  attempts
 	orphans   orphans
 	outcomes  outcomes.Watch
-	traffic   *traffic                   // nil: not counted here
-	state     *model.State               // as of the last call
-	others    bool                       // the plane translates nothing itself
-	carries   func(netip.Addr) bool      // addresses at which its process serves flows that are translated; nil: none
-	rows      map[model.Key]model.PoolID // UDP frontends that forward, as of the last call
-	pools     map[model.PoolID]*udpPool  // their pools
-	came      bool                       // Apply has brought TCP frontends that forward since flows were looked at
-	standby   bool                       // another plane is in force
-	pending   bool                       // flows were not looked at, because another plane was in force
-	sweep     time.Time                  // when all flows of UDP are to be looked at again; zero: they need not be
+	traffic   *traffic              // nil: not counted here
+	state     *model.State          // as of the last call
+	others    bool                  // the plane translates nothing itself
+	carries   func(netip.Addr) bool // addresses at which its process serves flows that are translated; nil: none
+	udp       udpRows
+	beside    beside
+	standby   bool      // another plane is in force
+	pending   bool      // flows were not looked at, because another plane was in force
+	sweep     time.Time // when all flows of UDP are to be looked at again; zero: they need not be
 }
 
 // looks are those for which no change waits. One goes on at a time.
 type looks struct {
 	sync.Mutex
 	conntrack *nfnetlink.Socket // theirs
-}
-
-type udpPool struct {
-	backends []model.Backend
-	users    int
 }
 
 // Sync implements dataplane.Dataplane.
@@ -132,22 +130,26 @@ func (p *plane) replace(s *model.State, partial error) error {
 		return partial
 	}
 	p.state = s
-	clear(p.rows)
-	clear(p.pools)
+	p.beside.mu.Lock()
+	p.udp.clear()
 	for key, f := range s.Frontends {
 		p.note(s, key, f)
 	}
+	p.beside.mu.Unlock()
 	return cmp.Or(p.forgetAttempts(s), partial)
 }
 
 // Audit implements dataplane.Dataplane.
 func (p *plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	switch {
-	case p.pending, p.attempts.failed.Swap(false), !p.sweep.IsZero() && time.Now().After(p.sweep):
+	case p.pending, p.attempts.failed.Swap(false):
 		err = p.forgetAttempts(s)
-	case p.came && !p.others && !p.standby:
-		err = p.forget(&staleFlow{state: s}, look{attempts: true})
-		p.came = err != nil
+	case !p.standby:
+		of := look{attempts: p.beside.expects()}
+		if !p.sweep.IsZero() && time.Now().After(p.sweep) {
+			of.udp, of.sweep, p.sweep = allUDP, true, time.Time{}
+		}
+		err = p.seek(of)
 	}
 	if err != nil {
 		return r, err
@@ -184,28 +186,12 @@ func (p *plane) SetStage(ctx context.Context, s *model.State, to dataplane.Stage
 
 // Apply implements dataplane.Dataplane.
 func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
+	of := p.follow(s, &c) // first, or a look beside would take flows to new backends for stale
 	partial := p.Dataplane.Apply(ctx, s, c)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return partial
 	}
 	p.state = s
-	gone := map[model.Key]bool{}
-	var of look
-	p.lost(c.Pools, &of)
-	for key, f := range c.Frontends.Set.All() {
-		p.came = p.came || key.Protocol == model.TCP && f.Verdict == model.Forward
-		of.to(key)
-		p.drop(key)
-		p.note(s, key, f)
-	}
-	for _, key := range c.Frontends.Delete {
-		of.to(key)
-		p.drop(key)
-		if key.Protocol == model.UDP {
-			key.Scope = model.Any
-			gone[key] = true
-		}
-	}
 	if p.standby {
 		p.pending = true
 		return partial
@@ -217,53 +203,40 @@ func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if p.sweep.IsZero() {
 		p.sweep = time.Now().Add(sweepAfter)
 	}
-	return cmp.Or(p.forget(&staleFlow{state: s, gone: gone, translated: p.others}, of), partial)
+	return cmp.Or(p.seek(of), partial)
 }
 
-// lost takes over changed pools, and has flows looked for to the backends that those of UDP have lost.
-func (p *plane) lost(d model.Delta[model.PoolID, model.Pool], of *look) {
-	for id, now := range d.Set.All() {
-		u := p.pools[id]
-		if u == nil {
-			continue
+// follow takes over a change. It returns which flows the change can have made stale.
+func (p *plane) follow(s *model.State, c *model.Change) (of look) {
+	p.beside.mu.Lock()
+	defer p.beside.mu.Unlock()
+	p.udp.lost(c.Pools, &of)
+	for key, f := range c.Frontends.Set.All() {
+		if key.Protocol == model.TCP && f.Verdict == model.Forward && !p.others {
+			p.beside.came[key.AddrPort()] = true
 		}
-		for _, b := range u.backends {
-			if _, ok := now.At(b.AddrPort()); !ok {
-				of.add(tracked.Filter{Protocol: model.UDP, Answers: b.AddrPort()})
-			}
-		}
-		u.backends = now.Backends
+		of.to(key)
+		p.udp.drop(key)
+		p.note(s, key, f)
 	}
+	for _, key := range c.Frontends.Delete {
+		of.to(key)
+		p.udp.drop(key)
+		if key.Protocol == model.UDP {
+			key.Scope = model.Any
+			p.beside.gone[key] = true
+		}
+	}
+	return of
 }
 
-// note remembers that a frontend uses a pool for UDP.
+// note remembers a frontend.
 func (p *plane) note(s *model.State, key model.Key, f model.Frontend) {
-	if key.Protocol == model.SCTP {
+	switch key.Protocol {
+	case model.SCTP:
 		p.attempts.sctp.Store(true)
-	}
-	if key.Protocol != model.UDP || f.Verdict != model.Forward {
-		return
-	}
-	u := p.pools[f.Pool]
-	if u == nil {
-		u = &udpPool{}
-		p.pools[f.Pool] = u
-	}
-	u.backends = s.Pools[f.Pool].Backends
-	u.users++
-	p.rows[key] = f.Pool
-}
-
-func (p *plane) drop(key model.Key) {
-	id, ok := p.rows[key]
-	if !ok {
-		return
-	}
-	delete(p.rows, key)
-	if u := p.pools[id]; u.users > 1 {
-		u.users--
-	} else {
-		delete(p.pools, id)
+	case model.UDP:
+		p.udp.note(s, key, f)
 	}
 }
 
@@ -272,8 +245,11 @@ func (p *plane) forgetAttempts(s *model.State) error {
 	if p.pending = p.standby; p.pending {
 		return nil
 	}
-	err := p.forget(&staleFlow{state: s, translated: p.others}, look{udp: allUDP, attempts: !p.others})
-	p.came, p.pending, p.sweep = err != nil, err != nil, time.Time{}
+	err := p.forget(p.conntrack, stateView{s}, look{udp: allUDP, attempts: !p.others})
+	if p.pending = err != nil; err == nil {
+		p.sweep = time.Time{}
+		p.beside.reset()
+	}
 	return err
 }
 
@@ -288,6 +264,7 @@ const sweepAfter = 30 * time.Second
 type look struct {
 	udp      []tracked.Filter // one after the other
 	attempts bool             // of TCP
+	sweep    bool             // of all of UDP, half a minute after a change
 }
 
 var allUDP = []tracked.Filter{{Protocol: model.UDP}}
@@ -329,14 +306,9 @@ func includes(all, f tracked.Filter) bool {
 	return all == f || all == withoutAddress(f) || all == allUDP[0]
 }
 
-// in are the filters of UDP for flows of one address family.
-func (l *look) in(v6 bool) (filters []tracked.Filter) {
-	for _, f := range l.udp {
-		if !f.HasAddress() || f.V6() == v6 {
-			filters = append(filters, f)
-		}
-	}
-	return filters
+// concerns reports whether flows of UDP of an address family are looked at.
+func (l *look) concerns(v6 bool) bool {
+	return slices.ContainsFunc(l.udp, func(f tracked.Filter) bool { return !f.HasAddress() || f.V6() == v6 })
 }
 
 // to adds flows to a frontend.
@@ -346,40 +318,44 @@ func (l *look) to(key model.Key) {
 	}
 }
 
-// forget deletes the stale flows of both families.
-func (p *plane) forget(stale *staleFlow, of look) error {
-	stale.relayMark = p.config.RelayMark()
-	stale.carries = p.carries
-	for _, v6 := range []bool{false, true} {
-		if err := p.config.Inject("conntrack delete"); err != nil {
-			return err
-		}
-		start := time.Now()
-		var udp, early int
-		var err error
-		looks := of.in(v6)
-		for _, f := range looks {
-			n, failed := tracked.ForgetListed(p.conntrack, v6, f, stale.stale)
-			udp, err = udp+n, errors.Join(err, failed)
-		}
-		if of.attempts && err == nil {
-			for _, f := range p.attempts.unanswered() {
-				n, failed := tracked.ForgetListed(p.conntrack, v6, f, stale.misled)
-				early, err = early+n, errors.Join(err, failed)
-			}
-		}
-		if p.others && errors.Is(err, unix.EPERM) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("delete stale flows from connection tracking: %w", err)
-		}
-		if p.config.Meter != nil && len(looks) > 0 {
-			p.config.Meter.Forgot(v6, udp, time.Since(start))
-		}
-		say(p.config, "deleted tracked UDP flows to backends that were removed", udp)
-		say(p.config, "deleted tracked connection attempts that the rules lead elsewhere now", early)
+// forget deletes the stale flows.
+func (p *plane) forget(conntrack *nfnetlink.Socket, v view, of look) error {
+	if err := p.config.Inject("conntrack delete"); err != nil {
+		return err
 	}
+	start, filters := time.Now(), of.udp
+	if of.attempts {
+		filters = slices.Concat(filters, p.attempts.unanswered())
+	}
+	stale := &staleFlow{view: v, translated: p.others, carries: p.carries, relayMark: p.config.RelayMark()}
+	flows, err := tracked.ForgetListed(conntrack, func(f *tracked.Flow) bool {
+		if f.Protocol == model.UDP {
+			return stale.stale(f)
+		}
+		return stale.misled(f)
+	}, filters...)
+	if p.others && errors.Is(err, unix.EPERM) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("delete stale flows from connection tracking: %w", err)
+	}
+	early := 0
+	udp := map[bool]int{} // by whether it is IPv6
+	for _, f := range flows {
+		if f.Protocol == model.UDP {
+			udp[f.To.Addr().Is6()]++
+		} else {
+			early++
+		}
+	}
+	for _, v6 := range []bool{false, true} {
+		if p.config.Meter != nil && of.concerns(v6) {
+			p.config.Meter.Forgot(v6, udp[v6], time.Since(start))
+		}
+	}
+	say(p.config, "deleted tracked UDP flows to backends that were removed", udp[false]+udp[true])
+	say(p.config, "deleted tracked connection attempts that the rules lead elsewhere now", early)
 	return nil
 }
 
@@ -389,13 +365,22 @@ func say(c dataplane.Config, what string, flows int) {
 	}
 }
 
-// staleFlow tells which flows contradict the State.
+// staleFlow tells which flows contradict the rows.
 type staleFlow struct {
-	state      *model.State
-	gone       map[model.Key]bool    // frontends that were deleted, as Any
+	view
 	translated bool                  // only flows that are
 	carries    func(netip.Addr) bool // see plane
 	relayMark  uint32                // the mark of flows that a process of the node answers; they are its own
+}
+
+// view says what there is where flows go.
+type view interface {
+	// frontend reports whether there is one, and whether it forwards to a backend.
+	frontend(at model.Key, to netip.AddrPort) (known, forwards bool)
+	// opened reports whether a frontend forwards TCP.
+	opened(at netip.AddrPort) bool
+	// removed reports whether there was a frontend, although there is none.
+	removed(at model.Key) bool
 }
 
 // misled reports whether an unanswered attempt should go to a backend, and does not, or goes to one that was removed.
@@ -403,8 +388,7 @@ func (f *staleFlow) misled(flow *tracked.Flow) bool {
 	if flow.To != flow.Answers {
 		return f.stale(flow)
 	}
-	return flow.Attempt() && flow.Mark&f.relayMark == 0 &&
-		len(f.state.PoolsAt(model.TCP, flow.To)) > 0
+	return flow.Attempt() && flow.Mark&f.relayMark == 0 && f.opened(flow.To)
 }
 
 // stale reports whether a flow is.
@@ -414,26 +398,38 @@ func (f *staleFlow) stale(flow *tracked.Flow) bool {
 	case flow.Mark&f.relayMark != 0, f.translated && to == answers, f.carries != nil && f.carries(answers.Addr()):
 		return false
 	}
-	key := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: flow.Protocol}
-	known := false
-	for _, key.Scope = range []model.Scope{model.Internal, model.Any} { // the latter is the one in gone
-		row, ok := f.state.Frontends[key]
-		known = known || ok
-		if _, has := f.state.Pools[row.Pool].At(answers); ok && row.Verdict == model.Forward && has {
+	at := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: flow.Protocol}
+	some := false
+	for _, at.Scope = range []model.Scope{model.Internal, model.Any} { // the latter is the one that removed takes
+		known, forwards := f.frontend(at, answers)
+		if forwards {
 			return false
 		}
+		some = some || known
 	}
-	return known || to != answers && (f.gone[key] || f.guarded(flow))
+	return some || to != answers && f.removed(at)
 }
 
-// guarded reports whether a destination would be one of a Service that no longer exists.
-func (f *staleFlow) guarded(flow *tracked.Flow) bool {
-	return f.state.Lookup(model.Packet{Protocol: flow.Protocol, Destination: flow.To}).Guard.IsValid()
+// stateView is a view of a State.
+type stateView struct{ *model.State }
+
+func (v stateView) frontend(at model.Key, to netip.AddrPort) (known, forwards bool) {
+	row, known := v.Frontends[at]
+	_, has := v.Pools[row.Pool].At(to)
+	return known, known && has && row.Verdict == model.Forward
+}
+
+func (v stateView) opened(at netip.AddrPort) bool { return len(v.PoolsAt(model.TCP, at)) > 0 }
+
+// removed asks the guards: after a restart nothing else is known of Services that no longer exist.
+func (v stateView) removed(at model.Key) bool {
+	return v.Lookup(model.Packet{Protocol: at.Protocol, Destination: at.AddrPort()}).Guard.IsValid()
 }
 
 // Close implements dataplane.Dataplane.
 func (p *plane) Close() error {
-	p.attempts.look() // for what is left to forget
+	p.lookBeside() // for what is left to forget
+	p.attempts.look()
 	return errors.Join(p.orphans.close(), p.looks.conntrack.Close(), p.outcomes.Close(), p.orphans.network.Close(),
 		p.traffic.close(), p.conntrack.Close(), p.Dataplane.Close())
 }

@@ -112,29 +112,24 @@ func (o *orphans) find(gone dataplane.Gone) (found []orphan, err error) {
 	if err != nil || len(gone) == 0 {
 		return nil, err
 	}
-	for _, v6 := range []bool{false, true} {
-		for _, f := range flowsTo(maps.Keys(gone), v6) {
-			_, failed := tracked.List(o.conntrack, v6, f, func(f *tracked.Flow) bool {
-				_, is := gone[f.Answers]
-				who := orphan{f.From, f.Answers}
-				unheard := f.Left < renewed-silence && (f.Unheard || f.Resumed && repeats)
-				if is && f.To != f.Answers && f.Mark&o.relayed == 0 && unheard &&
-					o.until[who].IsZero() && len(o.until)+len(found) < maxOrphans {
-					found = append(found, who)
-				}
-				return false
-			})
-			err = errors.Join(err, failed)
+	_, err = tracked.List(o.conntrack, func(f *tracked.Flow) bool {
+		_, is := gone[f.Answers]
+		who := orphan{f.From, f.Answers}
+		unheard := f.Left < renewed-silence && (f.Unheard || f.Resumed && repeats)
+		if is && f.To != f.Answers && f.Mark&o.relayed == 0 && unheard &&
+			o.until[who].IsZero() && len(o.until)+len(found) < maxOrphans {
+			found = append(found, who)
 		}
-	}
+		return false
+	}, flowsTo(maps.Keys(gone))...)
 	return found, err
 }
 
-// flowsTo are filters for the flows of TCP, of one address family, that may go to backends. As in look, there are few.
-func flowsTo(backends iter.Seq[netip.AddrPort], v6 bool) (filters []tracked.Filter) {
+// flowsTo are filters for the flows of TCP that may go to backends. As in look, there are few.
+func flowsTo(backends iter.Seq[netip.AddrPort]) (filters []tracked.Filter) {
 	ports := map[uint16]bool{}
 	for b := range backends {
-		if b.Addr().Is6() == v6 && !ports[b.Port()] {
+		if !ports[b.Port()] {
 			ports[b.Port()] = true
 			filters = append(filters, tracked.Filter{Protocol: model.TCP, Answers: netip.AddrPortFrom(netip.Addr{}, b.Port())})
 		}

@@ -81,19 +81,17 @@ func (t *traffic) add(c *dataplane.Counters, conn *nfnetlink.Socket, s *model.St
 	t.mu.Lock()
 	all := maps.Clone(t.ended)
 	t.mu.Unlock()
-	for _, v6 := range []bool{false, true} {
-		open := map[way]dataplane.Sum{}
-		translated := tracked.Filter{Status: tracked.NewTo, Mask: tracked.NewTo}
-		err := translated.Each(conn, v6, func() { clear(open) }, func(f *tracked.Flow) {
-			at, s := of(f)
-			open[at] = open[at].Plus(s)
-		})
-		if err != nil {
-			return fmt.Errorf("traffic of flows: %w", err)
-		}
-		for at, s := range open {
-			all[at] = all[at].Plus(s)
-		}
+	open := map[way]dataplane.Sum{}
+	translated := tracked.Filter{Status: tracked.NewTo, Mask: tracked.NewTo}
+	err := translated.Each(conn, func() { clear(open) }, func(f *tracked.Flow) {
+		at, s := of(f)
+		open[at] = open[at].Plus(s)
+	})
+	if err != nil {
+		return fmt.Errorf("traffic of flows: %w", err)
+	}
+	for at, s := range open {
+		all[at] = all[at].Plus(s)
 	}
 	rows := dataplane.Tally{}
 	for _, row := range c.Served {

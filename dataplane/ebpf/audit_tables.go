@@ -18,9 +18,9 @@ import (
 // The kernel does not tell which program changes a table, so each Audit reads a part of them. The next Audit goes on
 // there. Of some thousand rows, one part is all.
 //
-//	frontends, members: elements in the kernel's order, each compared with the State; at the end their number
+//	frontends, members, sources: elements in the kernel's order, each compared with the State; at the end their number
 //	pools, slots, chunks: memory, which is the kernel's, one pool after the other
-//	guards, pods, sources: few, all of them once in a while
+//	guards, pods: few, all of them once in a while
 
 const (
 	// This is how long one Audit reads each kind.
@@ -77,8 +77,10 @@ func (w *walk[K, V]) until(late time.Time, m *ebpf.Map, f func(K, V)) (seen int,
 type walks struct {
 	frontends walk[objectsFrontendKey, objectsFrontend]
 	members   walk[objectsMemberKey, objectsMember]
+	sources   walk[packetsSourceKey, uint32]
 	numbers   []*pool // by their numbers; nil: to be made anew
 	rare      int     // Audits until the small tables are looked at
+	whole     int     // likewise of sources, by a kernel that reads them only all at once
 }
 
 const (
@@ -96,7 +98,7 @@ func (t *tables) audit(s *model.State, all bool) (drifts []dataplane.Drift, err 
 		time = forever
 	}
 	for _, audit := range []func(*model.State, budget) ([]dataplane.Drift, error){
-		t.auditFrontends, t.auditMembers, t.auditPools, t.auditSmall,
+		t.auditFrontends, t.auditMembers, t.auditPools, t.auditSmall, t.auditSources,
 	} {
 		more, err := audit(s, budget{time})
 		if err != nil {
@@ -112,6 +114,16 @@ type budget struct{ time time.Duration }
 
 func (b budget) late() time.Time { return time.Now().Add(b.time) }
 func (b budget) all() bool       { return b.time == forever }
+
+// due reports whether a table is to be read that has to be read whole: a large one rarely. left is how many Audits pass
+// until then.
+func (b budget) due(left *int, elements int) bool {
+	if *left--; *left > 0 && elements > small && !b.all() {
+		return false
+	}
+	*left = rarely
+	return true
+}
 
 // auditFrontends finds elements that are not as they should be. If in the end their number is another one, it looks
 // for what is missing.
@@ -372,17 +384,11 @@ func (t *tables) turnsHold(p *turns, serving []model.Backend) bool {
 		slices.Equal(t.chunks[p.first:p.first+p.chunks], chunksOf(serving))
 }
 
-// auditSmall compares the tables of prefixes: those of frontends' sources can be large, and are looked at rarely then.
+// auditSmall compares the tables of prefixes that are small. Of many guards it does so rarely.
 func (t *tables) auditSmall(s *model.State, b budget) (drifts []dataplane.Drift, err error) {
-	sources := 0
-	for _, keys := range t.sources {
-		sources += len(keys)
-	}
-	large := len(s.Guards)+len(s.Pods.Prefixes)+sources > small
-	if t.walks.rare--; t.walks.rare > 0 && large && !b.all() {
+	if !b.due(&t.walks.rare, len(s.Guards)+len(s.Pods.Prefixes)) {
 		return nil, nil
 	}
-	t.walks.rare = rarely
 	drifts, err = auditPrefixes(t.Maps[objectsMapGuards], t.wantedGuards(s), words[objectsGuardKey, objectsVerdict]{
 		"guards", func(k objectsGuardKey) string { return "guard " + k.prefix().String() },
 		func(v objectsVerdict) string { return model.Verdict(v).String() },
@@ -398,14 +404,35 @@ func (t *tables) auditSmall(s *model.State, b budget) (drifts []dataplane.Drift,
 	more, err := auditPrefixes(t.Maps[packetsMapPods], wantedPods(s), words[objectsGuardKey, uint32]{
 		"pods", func(k objectsGuardKey) string { return "pods " + k.prefix().String() }, known,
 	})
-	if err != nil {
+	return append(drifts, more...), err
+}
+
+// auditSources looks for an element that is not as it should be. If there is one, or another number of them, it
+// compares all. Before Linux 5.13 the kernel reads no trie in parts, and all of many are compared rarely.
+func (t *tables) auditSources(s *model.State, b budget) ([]dataplane.Drift, error) {
+	if !t.packets {
+		return nil, nil
+	}
+	wrong, wanted := 0, 0
+	for _, keys := range t.sources {
+		wanted += len(keys)
+	}
+	seen, end, err := t.walks.sources.until(b.late(), t.Maps[packetsMapSources], func(key packetsSourceKey, have uint32) {
+		if _, ok := t.sources[key.frontend()][key]; !ok || have != 1 {
+			wrong++
+		}
+	})
+	switch {
+	case errors.Is(err, ebpf.ErrNotSupported):
+		if !b.due(&t.walks.whole, wanted) {
+			return nil, nil
+		}
+	case err != nil, wrong == 0 && (!end || seen == wanted):
 		return nil, err
 	}
-	drifts = append(drifts, more...)
-	more, err = auditPrefixes(t.Maps[packetsMapSources], t.wantedSources(s), words[packetsSourceKey, uint32]{
+	return auditPrefixes(t.Maps[packetsMapSources], t.wantedSources(s), words[packetsSourceKey, uint32]{
 		"sources", packetsSourceKey.row, known,
 	})
-	return append(drifts, more...), err
 }
 
 // words are those for elements of a table.
@@ -430,9 +457,12 @@ func prefixOf(a objectsAddr, bits uint32) netip.Prefix {
 
 // row names the frontend, and who may use it.
 func (k packetsSourceKey) row() string {
-	f := objectsFrontendKey{Addr: objectsAddr(k.Frontend.Addr), Port: k.Frontend.Port, Protocol: k.Frontend.Protocol}
 	bits := k.Bits - uint32(8*unsafe.Offsetof(k.Addr)-8*unsafe.Offsetof(k.Frontend))
-	return fmt.Sprintf("frontend %s allow %s", f, prefixOf(objectsAddr(k.Addr), bits))
+	return fmt.Sprintf("frontend %s allow %s", k.frontend(), prefixOf(objectsAddr(k.Addr), bits))
+}
+
+func (k packetsSourceKey) frontend() objectsFrontendKey {
+	return objectsFrontendKey{Addr: objectsAddr(k.Frontend.Addr), Port: k.Frontend.Port, Protocol: k.Frontend.Protocol}
 }
 
 func (t *tables) wantedGuards(s *model.State) map[objectsGuardKey]objectsVerdict {
@@ -456,7 +486,7 @@ func wantedPods(s *model.State) map[objectsGuardKey]uint32 {
 func (t *tables) wantedSources(s *model.State) map[packetsSourceKey]uint32 {
 	want := map[packetsSourceKey]uint32{}
 	for at := range t.sources {
-		for _, source := range bothSources(s, at.model()) {
+		for source := range bothSources(s, at.model()) {
 			want[source] = 1
 		}
 	}

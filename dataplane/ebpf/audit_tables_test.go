@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,6 +19,22 @@ guard 10.97.0.0/16 drop
 pods 10.244.0.0/16
 `
 
+// manySources is how many may use a frontend: more than the kernel is told at once, or reads at once.
+const manySources = batch + readStep
+
+// auditedRows are the rows above, and a frontend for many sources.
+func auditedRows(t *testing.T) *model.State {
+	rows := []byte(audited + "frontend 203.0.113.2:80/tcp any forward default/web:http cluster snat never allow ")
+	for i := range manySources {
+		rows = fmt.Appendf(rows, "198.%d.%d.0/24,", i/256, i%256)
+	}
+	s, err := model.ParseState(strings.TrimSuffix(string(rows), ","))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // damage is done to tables that hold the rows above, and told by these drifts.
 type damage struct {
 	do   func(t *tables, p *pool) error
@@ -28,6 +45,7 @@ func damages() map[string]damage {
 	const web, backend = "frontend 10.96.0.10:80/tcp any", "backend default/web:http cluster 10.244.2.13:8080"
 	const forward = "forward default/web:http cluster snat offcluster"
 	const webPool = "pool default/web:http cluster: is something else, should be [10.244.1.11:8080 local 10.244.2.13:8080]"
+	limited := model.Key{Addr: netip.MustParseAddr("203.0.113.2"), Port: 80, Protocol: model.TCP}
 	key := frontendKey(model.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: model.TCP})
 	return map[string]damage{
 		"none": {func(*tables, *pool) error { return nil }, ""},
@@ -59,6 +77,12 @@ func damages() map[string]damage {
 		"pods are gone": {func(t *tables, _ *pool) error {
 			return t.Maps[packetsMapPods].Delete(guardKey(netip.MustParsePrefix("10.244.0.0/16")))
 		}, "pods 10.244.0.0/16: missing: known (1)"},
+		"a source is gone": {func(t *tables, _ *pool) error {
+			return t.Maps[packetsMapSources].Delete(sourceKey(limited, model.Internal, netip.MustParsePrefix("198.3.7.0/24")))
+		}, "frontend 203.0.113.2:80/tcp allow 198.3.7.0/24: missing: known (1)"},
+		"a source more": {func(t *tables, _ *pool) error {
+			return t.Maps[packetsMapSources].Put(sourceKey(limited, model.Any, netip.MustParsePrefix("0.0.0.0/0")), uint32(1))
+		}, "frontend 203.0.113.2:80/tcp allow 0.0.0.0/0: surplus: known (1)"},
 	}
 }
 
@@ -67,10 +91,7 @@ func TestTables_audit(t *testing.T) {
 	for name, d := range damages() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, err := model.ParseState(audited)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := auditedRows(t)
 			tables := newSet(t, s)
 			if err := d.do(tables, tables.pools[model.PoolID{Service: "default/web:http"}]); err != nil {
 				t.Fatal(err)

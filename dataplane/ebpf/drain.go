@@ -57,30 +57,35 @@ func drain(ctx context.Context, c dataplane.Config, dir string) (flows int, err 
 	return flows, nil
 }
 
-// countFlows counts those that may go on, if their memory is laid out as this version's: another one only its own
+// eachTranslation calls f with those in the memory, if that is laid out as this version's: another one only its own
 // programs understand.
-func (p *Plane) countFlows() (n int, err error) {
+func (p *Plane) eachTranslation(f func(packetsTuple, packetsTranslation) error) error {
 	m, err := ebpf.LoadPinnedMap(p.memoryPath(packetsMapTranslations), nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+		return nil
 	}
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer m.Close()
 	spec, err := packetObjects()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if want := spec.Maps[packetsMapTranslations]; m.KeySize() != want.KeySize || m.ValueSize() != want.ValueSize {
-		return 0, nil
+		return nil
 	}
+	return each(m, f)
+}
+
+// countFlows counts those that may go on.
+func (p *Plane) countFlows() (n int, err error) {
 	at, err := now()
 	if err != nil {
 		return 0, err
 	}
 	patience := patience()
-	return n, each(m, func(key packetsTuple, flow packetsTranslation) error {
+	return n, p.eachTranslation(func(key packetsTuple, flow packetsTranslation) error {
 		lasts := packetsTicks(patience[phase(key.Protocol, flow.State)]) * packetsTicksTICKS
 		if flow.State&packetsStateBACK == 0 && key.Hook == packetsHookINGRESS && flow.quiet(at) < lasts {
 			n++

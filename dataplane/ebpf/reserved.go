@@ -26,8 +26,8 @@ import (
 //	                        ─► they are attached ─► the table goes
 //	programs without rows   ─► the same table, until the last of their flows has ended
 //
-// Without that a connection may be reset, rarely, and nothing else is wrong. The plane logs a failure here, and goes on
-// to serve.
+// Without that a connection may, rarely, be reset or have no answer, and nothing else is wrong. The plane logs a
+// failure here, and goes on to serve.
 
 // sharePorts comes before the programs are attached.
 func (p *Plane) sharePorts() {
@@ -109,20 +109,14 @@ func trackedPorts(ports portRange) (map[packetsTuple]uint8, error) {
 	}
 	defer c.Close()
 	has := map[packetsTuple]uint8{}
-	for _, v6 := range []bool{false, true} {
-		hidden := tracked.Filter{Status: tracked.NewFrom, Mask: tracked.NewFrom}
-		_, err := tracked.List(c, v6, hidden, func(f *tracked.Flow) bool {
-			if f.To != f.Answers && f.Back.Port()-ports.First < ports.Count {
-				has[at(packetsHookINGRESS, uint8(f.Protocol), packetsEnd(f.Answers), packetsEnd(f.Back))] = 0
-			}
-			return false
-		})
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // the kernel tracks no connections
-			return has, nil
+	_, err = tracked.List(c, func(f *tracked.Flow) bool {
+		if f.To != f.Answers && f.Back.Port()-ports.First < ports.Count {
+			has[at(packetsHookINGRESS, uint8(f.Protocol), packetsEnd(f.Answers), packetsEnd(f.Back))] = 0
 		}
-		if err != nil {
-			return nil, fmt.Errorf("list tracked connections: %w", err)
-		}
+		return false
+	}, tracked.Filter{Status: tracked.NewFrom, Mask: tracked.NewFrom})
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) { // the kernel tracks no connections
+		return nil, fmt.Errorf("list tracked connections: %w", err)
 	}
 	return has, nil
 }
@@ -134,9 +128,17 @@ func packetsEnd(a netip.AddrPort) packetsEndpoint {
 // portsTable diverts clients that others hide from the programs' ports.
 const portsTable = "fairlead-ebpf-ports"
 
-// divert has others give clients that they hide ports that are not the programs'.
+// divert has others give clients that they hide ports that are not the programs'. Backends that reach themselves have
+// no mark by which others hide them, so the table has the addresses of those that know a port of the programs.
 func (p *Plane) divert() {
-	err := p.devices.namespace.Do(func() error { return divert(p.config.Mark) })
+	backends := map[netip.Addr]bool{}
+	err := p.eachTranslation(func(key packetsTuple, t packetsTranslation) error {
+		if key.Hook == packetsHookINGRESS && t.State&packetsStateBACK != 0 {
+			backends[objectsAddr(key.Src.Addr).addr()] = true
+		}
+		return nil
+	})
+	err = errors.Join(err, p.devices.namespace.Do(func() error { return divert(p.config.Mark, backends) }))
 	if err != nil {
 		p.warn("source NAT by the other data plane may reuse ports of open connections, and reset them", err)
 	}
@@ -156,7 +158,7 @@ func (p *Plane) warn(message string, err error) {
 
 // divert makes or corrects the tables of the calling thread's network namespace. Another program may have deleted them,
 // or another mark may be in use by now. A kernel without nf_tables has none.
-func divert(mark uint32) error {
+func divert(mark uint32, backends map[netip.Addr]bool) error {
 	mine, _, err := freePorts()
 	if err != nil {
 		return err
@@ -177,10 +179,23 @@ func divert(mark uint32) error {
 		}
 		if t.Foreign { // another version's
 			t.Delete()
-			t.Exists = false
-			clear(t.Chains)
+			*t = newPortsTable(t.Family, t.Tx)
 		}
-		return t.Structure(chains)
+		if t.Exists {
+			if err := t.Find(c, 0); err != nil {
+				return err
+			}
+		}
+		if err := t.Structure(chains); err != nil {
+			return err
+		}
+		for a := range backends {
+			if t.Family.Mine(a) {
+				t.Own(a, nft.Entry{Key: string(a.AsSlice()) + string(a.AsSlice())})
+			}
+		}
+		t.Sweep()
+		return nil
 	}))
 }
 
@@ -215,6 +230,10 @@ func (r portRange) others() (nft.PortRange, bool) {
 	return nft.PortRange{}, false
 }
 
+func newPortsTable(f nft.Family, tx *nft.Transaction) nft.Table {
+	return nft.NewTable(nft.Table{Family: f, Name: portsTable, Tx: tx, Sets: []*nft.Set{f.Hairpins()}})
+}
+
 // eachPortsTable changes the table of each family.
 func eachPortsTable(plan func(*nfnetlink.Socket, *nft.Table) error) error {
 	c, err := nfnetlink.Dial()
@@ -224,15 +243,15 @@ func eachPortsTable(plan func(*nfnetlink.Socket, *nft.Table) error) error {
 	defer c.Close()
 	tx := &nft.Transaction{}
 	for _, f := range nft.Families {
-		t := &nft.Table{
-			Family: f, Name: portsTable, Tx: tx, FoundSets: map[string]bool{}, Chains: map[string][]string{},
-		}
-		if err := plan(c, t); err != nil {
-			return fmt.Errorf("%s: %w", t, err)
+		t := newPortsTable(f, tx)
+		if err := plan(c, &t); err != nil {
+			return fmt.Errorf("%s: %w", &t, err)
 		}
 	}
-	if len(tx.Steps) == 0 {
-		return nil
+	for steps := range tx.Chunks(c, 1<<19) {
+		if err := tx.Send(c, steps); err != nil {
+			return err
+		}
 	}
-	return tx.Send(c, tx.Steps)
+	return nil
 }

@@ -1,6 +1,8 @@
 package ebpf
 
 import (
+	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -167,6 +169,50 @@ func TestDrain_ports(t *testing.T) {
 	}
 }
 
+// A backend that reaches itself is hidden, too, and gets no port by which the programs know a client of it. Those that
+// do so through the programs go on.
+func TestDrain_portsOfHairpins(t *testing.T) {
+	t.Parallel()
+	bed := outsideBedOf(t, testbed.Spec{Cgroup: true})
+	pins := filepath.Join(testbed.NeedBPFFS(t), "fairlead")
+	p := planeAs(t, bed, Options{Pins: pins})
+	var open []net.Conn
+	for range 20 { // pod-a gets half of them
+		for _, from := range []testbed.Place{testbed.Outside, "pod-a", "pod-c"} {
+			open = append(open, dialFrom(t, bed, from, "192.0.2.1:30080"), dialFrom(t, bed, from, "[fd00::c000:201]:30080"))
+		}
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	programNFT(t, bed)
+	drainAt(t, bed, pins)
+	for range 40 { // likewise
+		dialFrom(t, bed, "pod-a", "192.0.2.1:30080")
+		dialFrom(t, bed, "pod-a", "[fd00::c000:201]:30080")
+		dialFrom(t, bed, "pod-a", "192.0.2.1:30053")
+	}
+	kinds := map[string]int{}
+	for _, f := range hiddenIn(t, bed) {
+		if f.Answers.Addr() == f.From.Addr() {
+			kinds[f.To.String()]++
+			if f.Back.Port() < 32768 {
+				t.Errorf("%s has a port of the programs: %s", f.From, f.Back)
+			}
+		}
+	}
+	for _, c := range open {
+		_, err := c.Write([]byte("?\n"))
+		lines := bufio.NewScanner(c)
+		if err != nil || !lines.Scan() || !lines.Scan() { // the server has spoken first
+			t.Errorf("an open connection from %s broke: %v", c.LocalAddr(), cmp.Or(err, lines.Err()))
+		}
+	}
+	if len(kinds) != 3 {
+		t.Errorf("to itself the pod has %v, want connections to 3 destinations", kinds)
+	}
+}
+
 // programNFT has the data plane nftables serve the same rows.
 func programNFT(t *testing.T, bed *testbed.Bed) {
 	t.Helper()
@@ -194,11 +240,16 @@ func programNFT(t *testing.T, bed *testbed.Bed) {
 // dial opens a connection of a client from outside, which stays.
 func dial(t *testing.T, bed *testbed.Bed, to string) {
 	t.Helper()
+	dialFrom(t, bed, testbed.Outside, to)
+}
+
+func dialFrom(t *testing.T, bed *testbed.Bed, from testbed.Place, to string) net.Conn {
+	t.Helper()
 	addr, protocol := netip.MustParseAddrPort(to), model.TCP
 	if addr.Port() == 30053 {
 		protocol = model.UDP
 	}
-	c, err := bed.Dial(t.Context(), testbed.Outside, protocol, addr)
+	c, err := bed.Dial(t.Context(), from, protocol, addr)
 	if err == nil {
 		t.Cleanup(func() { c.Close() })
 		if protocol == model.UDP {
@@ -208,6 +259,7 @@ func dial(t *testing.T, bed *testbed.Bed, to string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return c
 }
 
 func answered(c net.Conn) error {
@@ -227,16 +279,10 @@ func hiddenIn(t *testing.T, bed *testbed.Bed) (flows []tracked.Flow) {
 			return err
 		}
 		defer c.Close()
-		for _, v6 := range []bool{false, true} {
-			some, err := tracked.List(c, v6, tracked.Filter{}, func(f *tracked.Flow) bool {
-				return f.Back != f.From && f.Answers != f.To
-			})
-			if err != nil {
-				return err
-			}
-			flows = append(flows, some...)
-		}
-		return nil
+		flows, err = tracked.List(c, func(f *tracked.Flow) bool {
+			return f.Back != f.From && f.Answers != f.To
+		}, tracked.Filter{})
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)

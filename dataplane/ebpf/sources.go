@@ -63,19 +63,12 @@ func limited(s *model.State, key model.Key) bool {
 	return false
 }
 
-// disallow removes sources.
-func (t *tables) disallow(gone []packetsSourceKey) error {
-	for _, key := range gone {
-		if err := ignoreMissing(t.Maps[packetsMapSources].Delete(key)); err != nil {
-			return fmt.Errorf("allowed sources: %w", err)
-		}
-	}
-	return nil
-}
+// sourceSet has elements of the table of those that frontends allow.
+type sourceSet map[packetsSourceKey]struct{}
 
-func without(keys, others []packetsSourceKey) (out []packetsSourceKey) {
-	for _, key := range keys {
-		if !slices.Contains(others, key) {
+func without(keys, others sourceSet) (out []packetsSourceKey) {
+	for key := range keys {
+		if _, ok := others[key]; !ok {
 			out = append(out, key)
 		}
 	}
@@ -83,13 +76,34 @@ func without(keys, others []packetsSourceKey) (out []packetsSourceKey) {
 }
 
 func putAll(m *ebpf.Map, keys []packetsSourceKey) error {
-	for _, key := range keys {
-		err := insist(func() error { return m.Put(key, uint32(1)) })
+	known := slices.Repeat([]uint32{1}, len(keys))
+	for len(keys) > 0 {
+		n := 0
+		err := insist(func() (err error) {
+			n, err = m.BatchUpdate(keys, known[:len(keys)], nil)
+			if errors.Is(err, unix.ENOMEM) && 0 < n && n < len(keys) {
+				err = nil // the rest is tried anew
+			}
+			return err
+		})
+		if errors.Is(err, ebpf.ErrNotSupported) { // of tries, before Linux 5.13
+			n, err = len(keys), putEach(m, keys)
+		}
 		if errors.Is(err, unix.ENOSPC) {
 			return errFull
 		}
 		if err != nil {
 			return fmt.Errorf("allowed sources: %w", err)
+		}
+		keys = keys[n:]
+	}
+	return nil
+}
+
+func putEach(m *ebpf.Map, keys []packetsSourceKey) error {
+	for _, key := range keys {
+		if err := insist(func() error { return m.Put(key, uint32(1)) }); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -104,34 +118,35 @@ func fillPods(m *ebpf.Map, pods model.Pods) error {
 	return nil
 }
 
-// bothSources are those of both scopes of a key.
-func bothSources(s *model.State, key model.Key) (keys []packetsSourceKey) {
+// bothSources are the elements that say who may use a frontend, of both scopes of a key.
+func bothSources(s *model.State, key model.Key) sourceSet {
+	keys := sourceSet{}
 	for _, key.Scope = range []model.Scope{model.Any, model.Internal} {
-		keys = append(keys, sourcesOf(s, key)...)
-	}
-	return keys
-}
-
-// sourcesOf are the elements that say who may use a frontend. The programs ask by scope. So a row for any client,
-// without an internal one beside it, counts for the node and its pods as well.
-func sourcesOf(s *model.State, key model.Key) (keys []packetsSourceKey) {
-	f, internal := s.Frontends[key], key
-	internal.Scope = model.Internal
-	scopes := []model.Scope{key.Scope}
-	if _, both := s.Frontends[internal]; !both {
-		scopes = append(scopes, model.Internal)
-	}
-	for _, scope := range scopes {
-		for _, prefix := range f.Allow {
-			keys = append(keys, sourceKey(key, scope, prefix))
+		for _, scope := range scopesOf(s, key) {
+			for _, prefix := range s.Frontends[key].Allow {
+				keys[sourceKey(key, scope, prefix)] = struct{}{}
+			}
 		}
 	}
 	return keys
 }
 
+// scopesOf are the scopes for which a row counts, as the programs ask by scope. A row for any client, without an
+// internal one beside it, counts for the node and its pods as well.
+func scopesOf(s *model.State, key model.Key) []model.Scope {
+	internal := key
+	internal.Scope = model.Internal
+	if _, both := s.Frontends[internal]; both {
+		return []model.Scope{key.Scope}
+	}
+	return []model.Scope{key.Scope, model.Internal}
+}
+
 func countSources(s *model.State) (n int) {
-	for key := range s.Frontends {
-		n += len(sourcesOf(s, key))
+	for key, f := range s.Frontends {
+		if len(f.Allow) > 0 {
+			n += len(scopesOf(s, key)) * len(f.Allow)
+		}
 	}
 	return n
 }

@@ -39,7 +39,7 @@ type tables struct {
 	packets bool     // programs for packets read them: the members of all pools, pods, and sources
 	lost    bool     // a socket may have lost its backend since the plane looked
 	node    ownAddrs // by which the node's own sockets are known to be allowed, or not
-	sources map[objectsFrontendKey][]packetsSourceKey
+	sources map[objectsFrontendKey]sourceSet
 	fault   func(operation string) error
 }
 
@@ -64,7 +64,7 @@ func newTables(sets *sets, size capacity, fault func(string) error) (*tables, er
 	t := &tables{
 		Maps: made, ids: map[string]ebpf.MapID{}, sets: sets, fault: fault,
 		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{}, counted: tally{},
-		sources: map[objectsFrontendKey][]packetsSourceKey{},
+		sources: map[objectsFrontendKey]sourceSet{},
 		regions: sets.memory.Regions[sets.next()][:],
 		numbers: newSpans(size.pools),
 		ranges:  newSpans(size.slots),
@@ -175,7 +175,7 @@ func (t *tables) apply(s *model.State, c model.Change) error {
 	if err := t.setFrontends(s, c); err != nil {
 		return err
 	}
-	if err := t.disallow(forbidden); err != nil {
+	if err := deleteAll(t, packetsMapSources, forbidden); err != nil {
 		return err
 	}
 	t.tidy(s)
@@ -362,7 +362,10 @@ func deleteAll[K any](t *tables, table string, keys []K) error {
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if errors.Is(err, ebpf.ErrNotSupported) { // of tries, before Linux 5.13
+			n, err = 0, t.Maps[table].Delete(keys[0])
+		}
+		if ignoreMissing(err) != nil {
 			return fmt.Errorf("delete %d elements: %w", len(keys), err)
 		}
 		keys = keys[n+1:]

@@ -243,6 +243,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	}
 	p.families = nil
 	var changes []*change
+	sums := map[*change]map[string]sum{}
 	var stale []string
 	var missing error
 	for _, f := range families {
@@ -258,12 +259,20 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		for i, e := range f.take() {
 			if c := f.change(p.backend, i, e); !c.empty() {
 				changes = append(changes, c)
+				sums[c] = f.known[i]
 			}
 		}
 	}
 	partial := partially(p.write(ctx, changes), missing)
 	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
 		return fmt.Errorf("iptables: %w", partial)
+	}
+	if partial != nil { // the next change tries again what was refused
+		for c, known := range sums {
+			for name := range c.set {
+				known[name] = 0
+			}
+		}
 	}
 	return p.finish(families, partially(partial, p.ipsets.drop(stale)))
 }
@@ -278,12 +287,18 @@ func (f *familyState) neededSetsAfter(c model.Change) map[string]setUse {
 
 func hasAffinity(r model.Row[model.PoolID, model.Pool]) bool { return r.Value.Affinity > 0 }
 
-// change is what an edit makes of a table in which no other program is thought to have touched our chains.
+// change is what an edit makes of a table in which no other program is thought to have touched our chains. Those that
+// stay as they are, it leaves out.
 func (f *familyState) change(b backend, i int, e *edit) *change {
 	c := &change{table: tableID{f.v6, tableNames[i]}, set: e.set, known: map[string]bool{}}
 	for name, rules := range e.set {
-		_, c.known[name] = f.known[i][name]
-		f.known[i][name] = sumOf(marksOf(b, c.table, rules))
+		was, exists := f.known[i][name]
+		now := sumOf(marksOf(b, c.table, rules))
+		if exists && was == now {
+			delete(e.set, name)
+			continue
+		}
+		f.known[i][name], c.known[name] = now, exists
 	}
 	for name := range e.gone {
 		if _, known := f.known[i][name]; known {

@@ -61,10 +61,10 @@ func TestChooser_known(t *testing.T) {
 	const want = `
 of 1: 4 unknown, 3 remembered
 of 12: 26 unknown, 14 remembered
-of 13: 20 unknown, 12 remembered
-of 100: 38 unknown, 29 remembered
-of 1000: 46 unknown, 42 remembered
-of 10000: 62 unknown, 55 remembered
+of 13: 18 unknown, 12 remembered
+of 100: 40 unknown, 29 remembered
+of 1000: 50 unknown, 42 remembered
+of 10000: 74 unknown, 55 remembered
 `
 	if got := "\n" + strings.Join(lines, "\n") + "\n"; got != want {
 		t.Errorf("rules that a client meets: got%swant%s", got, want)

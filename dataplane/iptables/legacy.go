@@ -249,7 +249,8 @@ func (l *legacy) writeTable(c *change) error {
 	if err != nil {
 		return err
 	}
-	if !same {
+	if !same { // then ours may not be as they were either: the next audit looks
+		l.quickLooks = maxQuickLooks
 		if l.tables[c.table], err = l.read(c.table); err != nil {
 			return err
 		}

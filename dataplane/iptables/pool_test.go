@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"fairlead.dev/fairlead/model"
@@ -42,6 +43,51 @@ func TestChooser_exact(t *testing.T) {
 				t.Errorf("%d backends, weighted: %t: %.1f rules on average, more than %.1f", n, weighted, tests, limit)
 			}
 		}
+	}
+}
+
+// TestChooser_stable replaces a backend of very many. That changes the chains that lead to either one, and no others.
+func TestChooser_stable(t *testing.T) {
+	var backends []model.Backend
+	for i := range 5001 {
+		a := netip.AddrFrom4([4]byte{10, byte(i >> 11), byte(i >> 3), byte(i * 31)})
+		backends = append(backends, model.Backend{Addr: a, Port: 80, Weight: 1})
+	}
+	chainsOf := func(backends []model.Backend) map[string][]rule {
+		chains := map[string][]rule{}
+		c := newChooser(hashed("pool"), model.Pool{}, len(backends))
+		c.edit = func(chain string, rules []rule) { chains[chain] = rules }
+		chains[""] = c.choice(backends)
+		return chains
+	}
+	was, is := chainsOf(backends[1:]), chainsOf(backends[:5000])
+	changed := 0
+	for chain, rules := range is {
+		if !slices.Equal(rules, was[chain]) {
+			changed++
+		}
+	}
+	if all := len(is); changed > 2*maxLevels+1 || all < 300 {
+		t.Errorf("%d of %d chains have changed, want %d at most", changed, all, 2*maxLevels+1)
+	}
+}
+
+// TestChooser_chosen has backends whose addresses would all go to one chain.
+func TestChooser_chosen(t *testing.T) {
+	var backends []model.Backend
+	for i := 0; len(backends) < 3000; i++ {
+		a := netip.AddrFrom4([4]byte{byte(10 + i>>24), byte(i >> 16), byte(i >> 8), byte(i)})
+		b := model.Backend{Addr: a, Port: 80, Weight: 1}
+		if p := locate([]model.Backend{b})[0].parts; p[0]%fanOut == 0 && p[1]%fanOut == 0 && p[2]%fanOut == 0 {
+			backends = append(backends, b)
+		}
+	}
+	longest := 0
+	c := newChooser(hashed("pool"), model.Pool{}, len(backends))
+	c.edit = func(_ string, rules []rule) { longest = max(longest, len(rules)) }
+	c.choice(backends)
+	if longest > uneven*maxRow {
+		t.Errorf("a chain has %d rules", longest)
 	}
 }
 

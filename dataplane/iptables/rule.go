@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -96,48 +97,55 @@ func (r *rule) row() string {
 	return fmt.Sprintf(", frontend %s/%s", netip.AddrPortFrom(r.dst.Addr(), r.ports.first), r.protocol)
 }
 
-// String is the rule as iptables -S prints it, without its chain.
+// String is the rule as iptables -S prints it, without its chain. It does without fmt: each rule that is written has a
+// hash of it.
 func (r rule) String() string {
 	b := make([]byte, 0, 256)
-	add := func(format string, args ...any) { b = append(fmt.Appendf(b, format, args...), ' ') }
+	add := func(words ...string) {
+		for _, w := range words {
+			b = append(b, w...)
+		}
+		b = append(b, ' ')
+	}
+	hex := func(n uint32) string { return "0x" + strconv.FormatUint(uint64(n), 16) }
 	if r.src.IsValid() {
-		add("%s-s %s", not(r.notSrc), r.src)
+		add(not(r.notSrc), "-s ", r.src.String())
 	}
 	if r.dst.IsValid() {
-		add("-d %s", r.dst)
+		add("-d ", r.dst.String())
 	}
 	if r.in != "" {
-		add("%s-i %s", not(r.notIn), strings.Replace(r.in, "*", "+", 1))
+		add(not(r.notIn), "-i ", strings.Replace(r.in, "*", "+", 1))
 	}
 	if r.protocol != 0 {
-		add("-p %s", r.protocol)
+		add("-p ", r.protocol.String())
 	}
 	if r.ports != (ports{}) {
-		add("-m %s --dport %s", r.protocol, r.ports)
+		add("-m ", r.protocol.String(), " --dport ", r.ports.String())
 	}
 	if r.set != "" {
-		add("-m set --match-set %s src", r.set)
+		add("-m set --match-set ", r.set, " src")
 	}
 	if r.marked != 0 {
-		add("-m mark --mark 0x%x/0x%x", r.marked, r.marked)
+		add("-m mark --mark ", hex(r.marked), "/", hex(r.marked))
 	}
 	if r.unmarked != 0 {
-		add("-m mark ! --mark 0x%x/0x%x", r.unmarked, r.unmarked)
+		add("-m mark ! --mark ", hex(r.unmarked), "/", hex(r.unmarked))
 	}
 	if r.state != 0 {
-		add("-m conntrack --ctstate %s", r.state)
+		add("-m conntrack --ctstate ", r.state.String())
 	}
 	if r.notState != 0 {
-		add("-m conntrack ! --ctstate %s", r.notState)
+		add("-m conntrack ! --ctstate ", r.notState.String())
 	}
 	if r.first {
 		add("-m conntrack ! --ctstatus CONFIRMED")
 	}
 	if r.comment != "" {
-		add("-m comment --comment %q", r.comment)
+		add("-m comment --comment ", strconv.Quote(r.comment))
 	}
 	if r.chance != 0 {
-		add("-m statistic --mode random --probability %.11f", float64(r.chance)/certain)
+		add("-m statistic --mode random --probability ", strconv.FormatFloat(float64(r.chance)/certain, 'f', 11, 64))
 	}
 	return string(append(b, r.do.String()...))
 }
@@ -151,7 +159,7 @@ func not(b bool) string {
 
 func (p ports) String() string {
 	if p.first == p.last {
-		return fmt.Sprint(p.first)
+		return strconv.Itoa(int(p.first))
 	}
 	return fmt.Sprintf("%d:%d", p.first, p.last)
 }

@@ -178,7 +178,7 @@ func (t *table) learn(m int) []nft.Rule {
 // masqueradeHairpin leaves alone what a process of this node sends to another through the loopback
 // interface: that finds back.
 func (t *table) masqueradeHairpin() nft.Rule {
-	return t.MasqueradeHairpin(nft.LoadMeta(expr.MetaKeyOIFNAME, 0), nft.Differs(nft.InterfacePattern("lo")))
+	return t.MasqueradeHairpin(nft.PastLoopback()...)
 }
 
 // classChain is the chain of a class: who may come in, whose source is replaced, where it goes.

@@ -41,7 +41,7 @@ func sets(f nft.Family) []*nft.Set {
 		&nft.Set{Name: "recallers", Flags: unix.NFT_SET_MAP, Key: token, Jump: true},
 		&nft.Set{Name: "learners", Flags: unix.NFT_SET_MAP, Key: token},
 		&nft.Set{Name: "sticky", Key: f.FrontendKey(), Shared: true}, // by frontends of both scopes
-		&nft.Set{Name: "hairpin", Key: []nft.Field{f.Address, f.Address}, Shared: true},
+		f.Hairpins(),
 		&nft.Set{Name: "local-addresses", Key: address},
 		&nft.Set{Name: "virtual-servers", Key: f.FrontendKey()},
 	)

@@ -42,7 +42,7 @@ func sets(f nft.Family) []*nft.Set {
 		&nft.Set{Name: "classes", Flags: unix.NFT_SET_MAP, Key: number, Jump: true, Maximum: 2 << classBits},
 		&nft.Set{Name: "choosers", Flags: unix.NFT_SET_MAP, Key: number, Jump: true, Maximum: 2 << sizeBits},
 		&nft.Set{Name: "memories", Flags: unix.NFT_SET_MAP, Key: number},
-		&nft.Set{Name: "hairpin", Key: []nft.Field{f.Address, f.Address}, Shared: true},
+		f.Hairpins(),
 		&nft.Set{Name: "served", Key: number},
 		&nft.Set{Name: "hooked", Key: f.FrontendKey(), Shared: true},
 	)

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 
 	"fairlead.dev/fairlead/internal/nfnetlink"
-	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
 )
@@ -73,17 +72,15 @@ func datagrams(s *model.State) *model.State {
 	return out
 }
 
-// forget has connection tracking of both families forget flows of some kinds that have one of the bits of a mark. The
+// forget has connection tracking forget flows of some kinds that have one of the bits of a mark. The
 // process answers these no more, and other planes do not translate a flow that began untranslated.
 func forget(conn *nfnetlink.Socket, mark uint32, kinds ...kind) error {
 	var errs []error
-	for _, f := range nft.Families {
-		for left := mark; left != 0; left &= left - 1 {
-			for _, k := range kinds {
-				k.Mark = left & -left
-				_, err := tracked.ForgetListed(conn, f.V6(), k.Filter, k.has)
-				errs = append(errs, err)
-			}
+	for left := mark; left != 0; left &= left - 1 {
+		for _, k := range kinds {
+			k.Mark = left & -left
+			_, err := tracked.ForgetListed(conn, k.has, k.Filter)
+			errs = append(errs, err)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -98,16 +95,14 @@ func forgetWaiting(conn *nfnetlink.Socket, mark uint32) error {
 	type ends struct{ from, to netip.AddrPort }
 	asked, wait := map[ends]bool{}, attempts()
 	wait.Mark = mark
-	for _, f := range nft.Families {
-		_, err := tracked.List(conn, f.V6(), wait.Filter, func(flow *tracked.Flow) bool {
-			if flow.Attempt() {
-				asked[ends{flow.From, flow.To}] = true
-			}
-			return false
-		})
-		if err != nil {
-			return fmt.Errorf("list sockets that wait for the process: %w", err)
+	_, err := tracked.List(conn, func(flow *tracked.Flow) bool {
+		if flow.Attempt() {
+			asked[ends{flow.From, flow.To}] = true
 		}
+		return false
+	}, wait.Filter)
+	if err != nil {
+		return fmt.Errorf("list sockets that wait for the process: %w", err)
 	}
 	wait.has = func(flow *tracked.Flow) bool { return flow.Attempt() && asked[ends{flow.From, flow.To}] }
 	return forget(conn, mark, wait)

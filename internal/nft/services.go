@@ -133,17 +133,25 @@ func (t *Table) Masquerade() Rule {
 }
 
 // MasqueradeTo are such rules for clients with a port from 1024 on, which get one of a range. (Below that are ports
-// that tell backends something, and the kernel keeps them below.)
+// that tell backends something, and the kernel keeps them below.) Backends that reach themselves have no mark.
+// If their flow's original tuple goes from a backend to itself, too, another program translates its packets.
 func (t *Table) MasqueradeTo(ports PortRange) (rules []Rule) {
 	const first = 1024
+	f := t.Family
+	original := []any{
+		Tuple{Key: f.CtSource, Register: Word(0)}, Tuple{Key: f.CtDestination, Register: Word(f.Address.Words())},
+	}
+	to := []any{
+		&expr.Immediate{Register: Word(0), Data: encodePort(ports.First)},
+		&expr.Immediate{Register: Word(1), Data: encodePort(ports.Last)},
+		masqueradeTo{first: Word(0), last: Word(1)},
+	}
 	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
-		rules = append(rules, NewRule("replace the source address and port, clear the mark",
-			t.marked(), IsProtocol(byte(p)),
-			loadSourcePort(0), &expr.Cmp{Op: expr.CmpOpGte, Register: Word(0), Data: encodePort(first)},
-			t.clearMark(),
-			&expr.Immediate{Register: Word(0), Data: encodePort(ports.First)},
-			&expr.Immediate{Register: Word(1), Data: encodePort(ports.Last)},
-			masqueradeTo{first: Word(0), last: Word(1)}))
+		of := append(IsProtocol(byte(p)),
+			loadSourcePort(0), &expr.Cmp{Op: expr.CmpOpGte, Register: Word(0), Data: encodePort(first)})
+		rules = append(rules,
+			NewRule("replace the source address and port, clear the mark", t.marked(), of, t.clearMark(), to),
+			NewRule("backends that reach themselves", PastLoopback(), t.hairpin(), original, NotIn(hairpins), of, to))
 	}
 	return rules
 }
@@ -160,7 +168,23 @@ func (t *Table) clearMark() []any {
 
 // MasqueradeHairpin is the rule for backends that reach themselves. It begins with the plane's conditions.
 func (t *Table) MasqueradeHairpin(conditions ...any) Rule {
+	return NewRule("backends that reach themselves", conditions, t.hairpin(), &expr.Masq{FullyRandom: true})
+}
+
+func (t *Table) hairpin() []any {
 	f := t.Family
-	return NewRule("backends that reach themselves", conditions,
-		f.Load(f.Source, 0), f.Load(f.Destination, f.Address.Words()), In("hairpin"), &expr.Masq{FullyRandom: true})
+	return []any{f.Load(f.Source, 0), f.Load(f.Destination, f.Address.Words()), In(hairpins)}
+}
+
+const hairpins = "hairpin"
+
+// Hairpins is the set of the backends that may reach themselves: pairs of the same address.
+func (f Family) Hairpins() *Set {
+	return &Set{Name: hairpins, Key: []Field{f.Address, f.Address}, Shared: true}
+}
+
+// PastLoopback is the condition that a packet leaves by another interface than lo. Answers to processes of this node
+// come back by lo without it.
+func PastLoopback() []any {
+	return []any{LoadMeta(expr.MetaKeyOIFNAME, 0), Differs(InterfacePattern("lo"))}
 }

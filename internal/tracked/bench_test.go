@@ -40,7 +40,7 @@ func BenchmarkList(b *testing.B) {
 	}{{"all", all}, {"to", to}, {"answers", answers}} {
 		b.Run(x.name, func(b *testing.B) {
 			for b.Loop() {
-				if _, err := tracked.List(c, false, x.filter, func(*tracked.Flow) bool { return false }); err != nil {
+				if _, err := tracked.List(c, func(*tracked.Flow) bool { return false }, x.filter); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -15,13 +15,13 @@ import (
 
 // FuzzFlows lists arbitrary messages as flows: no panic, bounded memory, and what is listed passes the filter.
 func FuzzFlows(f *testing.F) {
-	f.Add(flow([]byte{192, 0, 2, 9}, []byte{10, 96, 0, 10}), false)
-	f.Add(flow(make([]byte, 16), make([]byte, 16)), true)
+	f.Add(flow([]byte{192, 0, 2, 9}, []byte{10, 96, 0, 10}))
+	f.Add(flow(make([]byte, 16), make([]byte, 16)))
 	udp := tracked.Filter{Protocol: model.UDP, Status: tracked.Answered, Mask: tracked.Answered}
-	f.Fuzz(func(t *testing.T, messages []byte, v6 bool) {
+	f.Fuzz(func(t *testing.T, messages []byte) {
 		allocs.Bound(t, len(messages), func() {
 			c := nfnetlinktest.New(t, messages).Socket
-			flows, err := tracked.List(c, v6, udp, func(*tracked.Flow) bool { return true })
+			flows, err := tracked.List(c, func(*tracked.Flow) bool { return true }, udp)
 			if err != nil {
 				t.Error(err)
 			}

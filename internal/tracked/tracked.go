@@ -1,6 +1,9 @@
 // Package tracked lists the flows that connection tracking knows, and has it forget some.
 //
-//	Filter ─► the kernel passes over the others ─► List: those that are wanted ─► Forget
+//	Filters ─► the kernel passes over the others ─► List: those that are wanted ─► Forget
+//
+// The kernel walks its whole table for each filter and address family, however few flows there are. So of few flows
+// List has all read, in one walk.
 package tracked
 
 import (
@@ -32,7 +35,6 @@ type Flow struct {
 	Left           time.Duration // until it is forgotten, if no packet comes
 	Sent, Received Traffic       // by the client; 0 unless nf_conntrack_acct was 1 when the flow began
 
-	v6    bool
 	attrs []byte
 }
 
@@ -101,6 +103,7 @@ const (
 const (
 	getFlows   = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
 	deleteFlow = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
+	getTotals  = unix.NFNL_SUBSYS_CTNETLINK<<8 | 5 // IPCTNL_MSG_CT_GET_STATS
 )
 
 func family(v6 bool) uint8 {
@@ -110,31 +113,80 @@ func family(v6 bool) uint8 {
 	return unix.AF_INET
 }
 
-// List returns the flows of an address family that are wanted. List drops flows beyond the filter, which an older
-// kernel lists. That only takes longer.
-func List(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (flows []Flow, err error) {
-	if f.HasAddress() && f.V6() != v6 {
-		return nil, nil
+// flowsPerWalk is how many flows are read in the time of one walk through a table of 262,144 places, which is the
+// kernel's usual size (BenchmarkList).
+const flowsPerWalk = 2048
+
+// walk is one through the kernel's table.
+type walk struct {
+	family uint8
+	Filter // the kernel's
+}
+
+// walks are as few as may be that show each flow that passes one of the filters. For each that it saves, one reads as
+// many flows more as perWalk says.
+func walks(c *nfnetlink.Socket, perWalk uint32, filters []Filter) (all []walk) {
+	for _, f := range filters {
+		switch {
+		case f.HasAddress():
+			all = append(all, walk{family(f.V6()), f})
+		case f.Protocol != 0: // the kernel chooses by a tuple in one family only
+			all = append(all, walk{unix.AF_INET, f}, walk{unix.AF_INET6, f})
+		default:
+			all = append(all, walk{unix.AF_UNSPEC, f})
+		}
 	}
-	return flows, f.Each(c, v6, func() { flows = nil }, func(flow *Flow) {
-		if wanted(flow) {
-			kept := *flow
-			kept.attrs = slices.Clone(flow.attrs)
-			flows = append(flows, kept)
+	if saved := len(all) - 1; saved > 0 {
+		if n, err := Count(c); err == nil && n < perWalk*uint32(saved) {
+			return []walk{{family: unix.AF_UNSPEC}}
+		}
+	}
+	return all
+}
+
+// List returns the flows of both address families that pass one of the filters, and are wanted. List drops flows beyond
+// the filters, which an older kernel lists. That only takes longer.
+func List(c *nfnetlink.Socket, wanted func(*Flow) bool, filters ...Filter) ([]Flow, error) {
+	return list(c, flowsPerWalk, wanted, filters)
+}
+
+func list(c *nfnetlink.Socket, perWalk uint32, wanted func(*Flow) bool, filters []Filter) (flows []Flow, err error) {
+	for _, w := range walks(c, perWalk, filters) {
+		var some []Flow
+		err := w.each(c, func() { some = nil }, func(flow *Flow) {
+			first := slices.IndexFunc(filters, func(f Filter) bool { return f.has(flow) })
+			own := w.Filter == Filter{} || first >= 0 && w.Filter == filters[first] // else another walk shows it, too
+			if first >= 0 && own && wanted(flow) {
+				kept := *flow
+				kept.attrs = slices.Clone(flow.attrs)
+				some = append(some, kept)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		flows = append(flows, some...)
+	}
+	return flows, nil
+}
+
+// Each calls each with the flows of both address families that pass a filter without a Protocol, which it may not keep;
+// after reset, from the start.
+func (f Filter) Each(c *nfnetlink.Socket, reset func(), each func(*Flow)) error {
+	return walk{unix.AF_UNSPEC, f}.each(c, reset, func(flow *Flow) {
+		if f.has(flow) {
+			each(flow)
 		}
 	})
 }
 
-// Each calls each with the flows of an address family that pass a filter, which it may not keep; after reset, from the
-// start.
-func (f Filter) Each(c *nfnetlink.Socket, v6 bool, reset func(), each func(*Flow)) error {
+func (w walk) each(c *nfnetlink.Socket, reset func(), each func(*Flow)) error {
 	return c.Dump(nfnetlink.Request{
-		Kind: getFlows, Family: family(v6), Filter: f.encode(), Reset: reset,
+		Kind: getFlows, Family: w.family, Filter: w.encode(), Reset: reset,
 		Each: func(attrs []byte) {
-			flow := Flow{v6: v6, attrs: attrs}
-			if flow.decode(attrs); f.has(&flow) {
-				each(&flow)
-			}
+			flow := Flow{attrs: attrs}
+			flow.decode(attrs)
+			each(&flow)
 		},
 	})
 }
@@ -190,7 +242,7 @@ func (f Filter) encode() (e nfnetlink.Encoder) {
 func Forget(c *nfnetlink.Socket, flows []Flow) error {
 	var errs []error
 	for _, f := range flows {
-		r := nfnetlink.Request{Kind: deleteFlow, Family: family(f.v6), Filter: nfnetlink.Encoder{B: f.attrs}}
+		r := nfnetlink.Request{Kind: deleteFlow, Family: family(f.To.Addr().Is6()), Filter: nfnetlink.Encoder{B: f.attrs}}
 		if err := c.Do(r); err != nil && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, err)
 		}
@@ -198,13 +250,21 @@ func Forget(c *nfnetlink.Socket, flows []Flow) error {
 	return errors.Join(errs...)
 }
 
-// ForgetListed has the kernel forget what List returns. It returns how many that were.
-func ForgetListed(c *nfnetlink.Socket, v6 bool, f Filter, wanted func(*Flow) bool) (n int, err error) {
-	flows, err := List(c, v6, f, wanted)
+// ForgetListed has the kernel forget what List returns, and returns it.
+func ForgetListed(c *nfnetlink.Socket, wanted func(*Flow) bool, filters ...Filter) ([]Flow, error) {
+	flows, err := List(c, wanted, filters...)
 	if err == nil {
 		err = Forget(c, flows)
 	}
-	return len(flows), err
+	return flows, err
+}
+
+// Count is the number of flows of both address families, in this network namespace.
+func Count(c *nfnetlink.Socket) (n uint32, err error) {
+	const globalEntries = 1 // CTA_STATS_GLOBAL_ENTRIES
+	return n, c.Get(nfnetlink.Request{Kind: getTotals, Each: func(attrs []byte) {
+		n = nfnetlink.Uint32(attrs, globalEntries)
+	}})
 }
 
 // Tuple is what packets of one direction of a flow have.

@@ -44,6 +44,9 @@ func TestList(t *testing.T) {
 		t.Fatal(lost, err)
 	}
 	c := dialNode(t, bed)
+	if n, err := tracked.Count(c); err != nil || n != 4 {
+		t.Errorf("there are %d flows (%v), want 4", n, err)
+	}
 	for name, x := range map[string]struct {
 		filter tracked.Filter
 		want   string
@@ -81,15 +84,28 @@ tcp 192.0.2.1:30080 by 10.244.1.2:80 answered`},
 udp 192.0.2.1:30053 by 10.244.1.2:53 hidden answered`},
 		"a mark that nobody has": {tracked.Filter{Mark: 1}, ""},
 	} {
-		if got := texts(list(t, c, x.filter)); got != strings.TrimSpace(x.want) {
-			t.Errorf("%s:\n%s\nwant%s", name, got, x.want)
-		}
+		check(t, c, name, x.want, x.filter)
 	}
-	if err := tracked.Forget(c, list(t, c, tracked.Filter{Protocol: model.UDP})); err != nil {
+	check(t, c, "several filters, a flow that passes two", `
+tcp 10.96.0.99:80 by itself
+udp 192.0.2.1:30053 by 10.244.1.2:53 hidden answered`, tracked.Filter{Protocol: model.TCP, Mask: tracked.Answered},
+		tracked.Filter{Protocol: model.UDP, To: netip.MustParseAddrPort("192.0.2.1:30053")},
+		tracked.Filter{Protocol: model.UDP, Answers: netip.MustParseAddrPort("10.244.1.2:53")})
+	if err := tracked.Forget(c, lister(tracked.List).list(t, c, tracked.Filter{Protocol: model.UDP})); err != nil {
 		t.Error(err)
 	}
-	if got := texts(list(t, c, tracked.Filter{Protocol: model.UDP})); got != "" {
+	if got := texts(lister(tracked.List).list(t, c, tracked.Filter{Protocol: model.UDP})); got != "" {
 		t.Errorf("not forgotten:\n%s", got)
+	}
+}
+
+// check lists flows by filters, of few and of many.
+func check(t *testing.T, c *nfnetlink.Socket, name, want string, filters ...tracked.Filter) {
+	t.Helper()
+	for how, by := range map[string]lister{"few": tracked.List, "many": tracked.ListByFilters} {
+		if got := texts(by.list(t, c, filters...)); got != strings.TrimSpace(want) {
+			t.Errorf("%s, of %s:\n%s\nwant%s", name, how, got, want)
+		}
 	}
 }
 
@@ -153,17 +169,17 @@ func dialNode(t testing.TB, bed *testbed.Bed) (c *nfnetlink.Socket) {
 	return c
 }
 
-// list has the flows of both families that have to do with Services or pods.
-func list(t *testing.T, c *nfnetlink.Socket, f tracked.Filter) (all []tracked.Flow) {
+// lister is one way to list flows.
+type lister func(*nfnetlink.Socket, func(*tracked.Flow) bool, ...tracked.Filter) ([]tracked.Flow, error)
+
+// list has the flows that have to do with Services or pods.
+func (by lister) list(t *testing.T, c *nfnetlink.Socket, filters ...tracked.Filter) []tracked.Flow {
 	t.Helper()
-	for _, v6 := range []bool{false, true} {
-		flows, err := tracked.List(c, v6, f, func(f *tracked.Flow) bool { return f.To.Port() >= 53 })
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, flows...)
+	flows, err := by(c, func(f *tracked.Flow) bool { return f.To.Port() >= 53 }, filters...)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return all
+	return flows
 }
 
 func texts(flows []tracked.Flow) string {

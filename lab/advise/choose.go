@@ -94,18 +94,26 @@ type contender struct {
 // least effort wins: that of connections and requests, of changes, and of further notes. Where there is little between
 // two, the one that is preferred wins.
 func Choose(c Case) Choice {
-	all := c.contenders()
+	all := c.ranked()
 	if len(all) == 0 {
 		return Choice{Why: "No data plane can run here: " + c.missing() + "."}
 	}
-	slices.SortStableFunc(all, contender.compare)
-	preferFirst(all)
 	choice := Choice{Plane: all[0].Plane, Against: all[0].notes, Measured: all[0].Figures != nil}
 	for _, o := range all[1:] {
 		choice.Next = append(choice.Next, o.Plane)
 	}
 	choice.Why = c.why(all)
 	return choice
+}
+
+// ranked are the contenders, the best first.
+func (c Case) ranked() []contender {
+	all := c.contenders()
+	slices.SortStableFunc(all, contender.compare)
+	if len(all) > 0 {
+		preferFirst(all)
+	}
+	return all
 }
 
 // contenders are the planes that are possible.

@@ -38,7 +38,7 @@ func choices() []choice {
 	return []choice{
 		{"the fastest", Case{Rows: hundred, Findings: []Finding{
 			measured(nftables, 1.4, 1.2, quick), measured(iptables, 1.3, 1.0, quick), measured(ipvs, 1.5, 1.1, quick),
-		}}, "iptables ipvs nftables", "iptables, for 100 Services. Measured here with 100 Services"},
+		}}, "iptables ipvs nftables", "Use iptables for 100 Services. Measured here with 100 Services"},
 		{"between which there is little", Case{Rows: hundred, Findings: []Finding{
 			measured(iptables, 1.19, 1.1, quick), measured(nftables, 1.2, 1.1, quick),
 		}}, "nftables iptables", "iptables, which is hardly faster"},
@@ -53,7 +53,7 @@ func choices() []choice {
 		}}, "nftables ebpf", "and as much because session affinity"},
 		{"schedulers", Case{Rows: Rows{Services: 100, Scheduled: 1}, Findings: []Finding{
 			measured(nftables, 1.2, 1.1, quick), measured(ipvs, 1.25, 1.12, quick),
-		}}, "ipvs nftables", "nftables, with 10 % added because Services ask for schedulers"},
+		}}, "ipvs nftables", "It would be nftables without schedulers."},
 		{"changes", Case{Rows: hundred, Findings: []Finding{
 			measured(iptables, 1.2, 1.1, slow), measured(nftables, 1.4, 1.2, quick),
 		}}, "nftables iptables", "a change of an endpoint 10µs. Next comes iptables: 1.20 times, 1.10 times, 20ms."},
@@ -62,10 +62,10 @@ func choices() []choice {
 		}}, "nftables iptables", "1.10 times, 100ms"},
 		{"short connections", Case{Rows: hundred, Traffic: Short, Findings: []Finding{
 			measured(iptables, 1.2, 1.5, quick), measured(nftables, 1.4, 1.1, quick),
-		}}, "iptables nftables", ""},
+		}}, "iptables nftables", "It would be nftables if most connections stayed open."},
 		{"long connections", Case{Rows: hundred, Traffic: Long, Findings: []Finding{
 			measured(iptables, 1.2, 1.5, quick), measured(nftables, 1.4, 1.1, quick),
-		}}, "nftables iptables", ""},
+		}}, "nftables iptables", "It would be iptables if most connections were short."},
 		{"not possible", Case{Rows: hundred, Findings: []Finding{
 			missing(nftables), measured(iptables, 1.9, 1.9, quick), missing(ipvs),
 		}}, "iptables", "no other data plane can run here. Not possible here: nftables (the kernel has no nftables), ipvs ("},

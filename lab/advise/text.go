@@ -13,7 +13,7 @@ import (
 // why is the paragraph about a choice: the first of all, which are sorted.
 func (c Case) why(all []contender) string {
 	chosen := all[0]
-	sentences := []string{chosen.Plane + ", for " + services(c.Rows.Services)}
+	sentences := []string{"Use " + chosen.Plane + " for " + services(c.Rows.Services)}
 	switch {
 	case len(all) == 1:
 		sentences[0] += ": no other data plane can run here"
@@ -36,7 +36,41 @@ func (c Case) why(all []contender) string {
 	if chosen.Unserved != "" {
 		sentences = append(sentences, "It does not serve all rows: "+chosen.Unserved)
 	}
+	if len(all) > 1 {
+		sentences = append(sentences, c.otherwise(chosen.Plane))
+	}
 	return strings.Join(sentences, ". ") + "."
+}
+
+// otherwise says what would change the choice.
+func (c Case) otherwise(chosen string) string {
+	var changes, same []string
+	for _, v := range []struct {
+		when    string
+		applies bool
+		change  func(*Case)
+	}{
+		{"if most connections were short", c.Traffic != Short, func(c *Case) { c.Traffic = Short }},
+		{"if most connections stayed open", c.Traffic != Long, func(c *Case) { c.Traffic = Long }},
+		{"without session affinity", c.Rows.Affine > 0, func(c *Case) { c.Rows.Affine = 0 }},
+		{"without schedulers", c.Rows.Scheduled > 0, func(c *Case) { c.Rows.Scheduled = 0 }},
+		{"with 100 times the Services", c.Rows.Services > 0, func(c *Case) { c.Rows.Services *= 100 }},
+	} {
+		if !v.applies {
+			continue
+		}
+		other := c
+		v.change(&other)
+		if best := other.ranked()[0].Plane; best != chosen {
+			changes = append(changes, best+" "+v.when)
+		} else {
+			same = append(same, v.when)
+		}
+	}
+	if len(changes) > 0 {
+		return "It would be " + strings.Join(changes, ", and ")
+	}
+	return "It would be the same " + strings.Join(same, ", and ")
 }
 
 // behind says why one plane comes after another, if it is not by its figures.

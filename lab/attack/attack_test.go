@@ -23,7 +23,6 @@ type attack struct {
 	act   func(*stage)
 	told  []string                      // what the log and the status name
 	look  func(*stage) (wrong []string) // at what else must be, before the attack ends
-	known map[plane]string              // where it is not withstood, and why not
 }
 
 // actor is the party that carries out an attack.
@@ -98,15 +97,7 @@ func (c cell) test(t *testing.T, control *changes) {
 	line := v.line(c)
 	t.Log(line)
 	measured.parse(line)
-	why, known := c.known[c.on]
 	for _, wrong := range v.wrong {
-		if known {
-			t.Logf("known (%s): %s", why, wrong)
-		} else {
-			t.Error(wrong)
-		}
-	}
-	if known && len(v.wrong) == 0 && *figuresFile != "" {
-		t.Errorf("it is withstood now: it is not known any more that %s", why)
+		t.Error(wrong)
 	}
 }

@@ -102,10 +102,6 @@ var attacks = []attack{
 		name: "endpoints", who: aTenant,
 		does:  "20,000 endpoints flap",
 		stops: "only differences are programmed",
-		known: map[plane]string{
-			ipvs: "the kernel seeks each real server in a list of all that the virtual server has: in the test kernel, a thousand " +
-				"more take 50 ms at first, and 300 ms beside 18,000",
-		},
 		act: func(s *stage) {
 			s.during(2*time.Second, 2, func(n int) {
 				one(func(o *offer) { o.endpoints = addresses("10.250.0.1", 10_000*(n%2), 20_000) })(s)

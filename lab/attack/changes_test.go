@@ -22,7 +22,7 @@ type changes struct {
 
 	mu    sync.Mutex
 	made  []change
-	under change // way; took is 0
+	under change // way, and how long it is known to have lasted
 	err   error  // that keeps it from going on
 }
 
@@ -110,8 +110,9 @@ func (c *changes) begin(what string) {
 	c.under = change{what: what, began: time.Now()}
 }
 
-// await looks again and again until the change is in effect, or is given up. It took until that look began which found it so:
-// what is not served is not answered at all, and a look at it takes its time.
+// await looks again and again until the change is in effect, or is given up. It took until the first look began that found
+// it so. That is known when the looks under way have ended: what is not served is not answered, and a look at it takes
+// its time.
 func (c *changes) await(look func() (bool, error)) error {
 	type found struct {
 		began time.Time
@@ -119,6 +120,7 @@ func (c *changes) await(look func() (bool, error)) error {
 		err   error
 	}
 	looks, pending := make(chan found, maxLooks), 0
+	var not, is time.Time // when the last look began that found it not so, and the first one after it that found it so
 	pace := time.NewTicker(looksEvery)
 	defer pace.Stop()
 	for {
@@ -128,7 +130,7 @@ func (c *changes) await(look func() (bool, error)) error {
 				c.ended(took)
 				return nil
 			}
-			if pending == maxLooks {
+			if pending == maxLooks || !is.IsZero() {
 				continue
 			}
 			pending++
@@ -142,12 +144,26 @@ func (c *changes) await(look func() (bool, error)) error {
 			if f.err != nil {
 				return f.err
 			}
-			if f.is {
-				c.ended(f.began.Sub(c.under.began))
+			switch {
+			case f.is && f.began.After(not) && (is.IsZero() || f.began.Before(is)):
+				is = f.began
+			case !f.is && f.began.After(not) && is.IsZero():
+				not = f.began
+				c.lasts(not)
+			}
+			if !is.IsZero() && pending == 0 {
+				c.ended(is.Sub(c.under.began))
 				return nil
 			}
 		}
 	}
+}
+
+// lasts notes that the change was not in effect at a time.
+func (c *changes) lasts(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.under.took = at.Sub(c.under.began)
 }
 
 func (c *changes) ended(took time.Duration) {
@@ -188,9 +204,8 @@ func (c *changes) worst(since time.Time) (worst change) {
 			worst = m
 		}
 	}
-	if u := c.under; !u.began.IsZero() && time.Since(u.began) > worst.took {
-		u.took = time.Since(u.began)
-		worst = u
+	if c.under.took > worst.took {
+		worst = c.under
 	}
 	return worst
 }

@@ -26,11 +26,12 @@ func (d *demo) printJSON() error {
 		Plane    string         `json:"plane"`    // that served
 		Problems []string       `json:"problems"` // of manifests
 		Warnings []string       `json:"warnings"` // probable mistakes in them
+		Log      []string       `json:"log"`      // of the proxy: what it warns of
 		Notes    []string       `json:"notes"`
 		Skipped  map[string]int `json:"skipped"` // objects by kind
 	}{
 		Ways: []way{}, Faults: append([]string{}, d.faults...), Problems: []string{}, Warnings: []string{},
-		Plane: d.plane,
+		Plane: d.plane, Log: d.proxy.warnings(),
 		Notes: append([]string{}, d.result.Notes...), Skipped: d.result.Skipped,
 	}
 	for _, p := range d.problems {

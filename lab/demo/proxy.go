@@ -19,8 +19,8 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// patience is how long to wait for what takes milliseconds on an idle machine.
-const patience = 30 * time.Second
+// patience is how long to wait for what takes milliseconds on an idle machine, and slowPatience on a slow one.
+const patience, slowPatience = 30 * time.Second, 10 * time.Minute
 
 // proxy is "fairlead run" on the node under test, in a process of its own, as it would run anywhere.
 type proxy struct {
@@ -30,11 +30,16 @@ type proxy struct {
 	log               string // file
 	socket            string // where it answers questions
 	files             []*os.File
+	patience          time.Duration
 }
 
 // newProxy makes the command line. Files, among them the manifests, are in dir.
 func newProxy(bed *testbed.Bed, o Options, dir string) (*proxy, error) {
-	p := &proxy{bed: bed, log: filepath.Join(dir, "proxy.log"), socket: filepath.Join(dir, "control")}
+	p := &proxy{bed: bed, log: filepath.Join(dir, "proxy.log"), socket: filepath.Join(dir, "control"),
+		patience: patience}
+	if o.Slow {
+		p.patience = slowPatience
+	}
 	p.argv = append(p.argv, o.Proxy...)
 	if o.Mode != "" {
 		p.argv = append(p.argv, "--proxy-mode", o.Mode)
@@ -72,7 +77,7 @@ func (p *proxy) start(ctx context.Context) error {
 		<-started.Ended()
 		_ = log.Close()
 	}()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, p.patience)
 	defer cancel()
 	return p.Ready(ctx)
 }
@@ -87,7 +92,7 @@ func (p *proxy) kill() error {
 
 // follow returns when the rows in force are as wanted.
 func (p *proxy) follow(ctx context.Context, wanted func(*model.State) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, p.patience)
 	defer cancel()
 	return p.Await(ctx, "the proxy does not follow the manifests", func(ctx context.Context) (bool, error) {
 		text, err := engine.Ask(ctx, p.socket, "/dump")

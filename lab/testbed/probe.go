@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -58,10 +59,11 @@ type Outcome struct {
 	Result  Result
 	Backend string        // the pod that answered
 	Source  netip.Addr    // the client's address as the pod saw it
+	Port    uint16        // the client's own
 	RTT     time.Duration // from before connect to the last event
 }
 
-// String says everything but the time.
+// String says everything but the time and the port.
 func (o Outcome) String() string {
 	if o.Result == Answered {
 		return fmt.Sprintf("%s source %s", o.Backend, o.Source)
@@ -83,7 +85,7 @@ func (b *Bed) Probe(ctx context.Context, p Probe) (Outcome, error) {
 		return Outcome{}, err
 	}
 	start := time.Now()
-	line, err := h.ask(ctx, p, start.Add(p.Timeout))
+	line, err := h.ask(ctx, &p, start.Add(p.Timeout))
 	rtt := time.Since(start)
 	var o Outcome
 	if err == nil {
@@ -92,7 +94,7 @@ func (b *Bed) Probe(ctx context.Context, p Probe) (Outcome, error) {
 		err = nil
 	}
 	if err == nil {
-		o.RTT = rtt
+		o.RTT, o.Port = rtt, p.SourcePort
 		return o, nil
 	}
 	if ctx.Err() != nil {
@@ -102,7 +104,7 @@ func (b *Bed) Probe(ctx context.Context, p Probe) (Outcome, error) {
 }
 
 // ask returns the line that a server sends.
-func (h *host) ask(ctx context.Context, p Probe, deadline time.Time) (string, error) {
+func (h *host) ask(ctx context.Context, p *Probe, deadline time.Time) (string, error) {
 	f, err := h.connect(ctx, p)
 	if err != nil {
 		return "", err
@@ -123,6 +125,14 @@ func (h *host) ask(ctx context.Context, p Probe, deadline time.Time) (string, er
 		return "", fmt.Errorf("an answer of %d bytes to a datagram of %d", n, p.Size)
 	}
 	return strings.TrimRight(string(answer[:n]), "\x00"), err
+}
+
+// OfPort is what the node's kernel has of a port of a client: flows of connection tracking and of IPVS, and sockets.
+func (b *Bed) OfPort(port uint16) string {
+	const list = `grep -hs -e "port=$1 " -e " $2 " /proc/net/nf_conntrack /proc/net/ip_vs_conn; ss -tanH | grep ":$1 "`
+	out, _ := b.Command(context.Background(), Node, "sh", "-c", list, "sh", // grep fails if there is nothing
+		strconv.Itoa(int(port)), fmt.Sprintf("%04X", port)).CombinedOutput()
+	return fmt.Sprintf("of port %d the node's kernel has:\n%s", port, out)
 }
 
 func parseAnswer(line string) (Outcome, error) {

@@ -89,6 +89,32 @@ func TestProbe_SCTPOutcomes(t *testing.T) {
 	}
 }
 
+// A port tells whose connections the node tracks, and which sockets it has.
+func TestOfPort(t *testing.T) {
+	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}}}}})
+	const track = "table ip t { chain c { type filter hook prerouting priority 0; ct state new; }; }"
+	if out, err := b.Command(t.Context(), Node, "nft", track).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	to := netip.AddrPortFrom(b.Addr("a", false), 80)
+	o, err := b.Probe(t.Context(), Probe{From: Outside, To: to})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := b.Dial(t.Context(), Node, model.TCP, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for port, want := range map[uint16]string{
+		o.Port: fmt.Sprintf("sport=%d dport=80 ", o.Port), netip.MustParseAddrPort(c.LocalAddr().String()).Port(): "ESTAB",
+	} {
+		if got := b.OfPort(port); !strings.Contains(got, want) {
+			t.Errorf("no %q: %s", want, got)
+		}
+	}
+}
+
 func TestProbe_sourcePort(t *testing.T) {
 	b := Need(t, Spec{Pods: []PodSpec{{Name: "a", Ports: []PodPort{{model.TCP, 80}, {model.UDP, 80}}}}})
 	h := b.places[Outside]
@@ -96,7 +122,7 @@ func TestProbe_sourcePort(t *testing.T) {
 		for range 3 { // the port is free again at once
 			probe := Probe{From: Outside, To: netip.AddrPortFrom(b.Addr("a", false), 80), Protocol: p,
 				SourcePort: 4321, Timeout: time.Minute}
-			line, err := h.ask(t.Context(), probe, time.Now().Add(time.Minute))
+			line, err := h.ask(t.Context(), &probe, time.Now().Add(time.Minute))
 			if want := "a 192.0.2.9:4321\n"; line != want || err != nil {
 				t.Errorf("%s: %q, %v; want %q", p, line, err, want)
 			}
@@ -105,7 +131,7 @@ func TestProbe_sourcePort(t *testing.T) {
 	seen := map[string]bool{}
 	for range 1000 {
 		probe := Probe{To: netip.AddrPortFrom(b.Addr("a", false), 80), Protocol: model.UDP}
-		line, err := h.ask(t.Context(), probe, time.Now().Add(time.Minute))
+		line, err := h.ask(t.Context(), &probe, time.Now().Add(time.Minute))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -123,8 +123,8 @@ func (s *sourcePorts) next(p model.Protocol) uint16 {
 	return uint16(first + s[p].Add(1)%count)
 }
 
-// connect opens a connection from a place. The file is its owner's to close, which resets it.
-func (h *host) connect(ctx context.Context, p Probe) (*os.File, error) {
+// connect opens a connection from a place, and notes its port. The file is its owner's to close, which resets it.
+func (h *host) connect(ctx context.Context, p *Probe) (*os.File, error) {
 	var fd int
 	err := h.at(func() (err error) {
 		fd, err = openSocket(p.Protocol, p.To.Addr().Is6())
@@ -158,7 +158,7 @@ func closeNow(f *os.File) {
 }
 
 // prepare sets what must be set before connect.
-func (h *host) prepare(fd int, p Probe) error {
+func (h *host) prepare(fd int, p *Probe) error {
 	if p.Protocol != model.UDP {
 		// A reset instead of TIME_WAIT, of which a place would soon have too many.
 		err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
@@ -198,7 +198,7 @@ func oneAddress(fd int) error {
 }
 
 // bind gives the socket its source port: the wanted one or the next.
-func (h *host) bind(fd int, p Probe) error {
+func (h *host) bind(fd int, p *Probe) error {
 	local := netip.IPv4Unspecified()
 	if p.To.Addr().Is6() {
 		local = netip.IPv6Unspecified()
@@ -211,7 +211,8 @@ func (h *host) bind(fd int, p Probe) error {
 	}
 	err := error(unix.EADDRINUSE)
 	for try := 0; try < 1000 && errors.Is(err, unix.EADDRINUSE); try++ {
-		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(local, h.ports.next(p.Protocol))))
+		p.SourcePort = h.ports.next(p.Protocol)
+		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(local, p.SourcePort)))
 	}
 	return os.NewSyscallError("bind", err)
 }
@@ -262,7 +263,7 @@ func (b *Bed) Dial(ctx context.Context, from Place, p model.Protocol, to netip.A
 	if end, ok := ctx.Deadline(); ok {
 		timeout = time.Until(end)
 	}
-	f, err := h.connect(ctx, Probe{Protocol: p, To: to, Timeout: timeout})
+	f, err := h.connect(ctx, &Probe{Protocol: p, To: to, Timeout: timeout})
 	if err != nil {
 		return nil, fmt.Errorf("testbed: %s to %s/%s: %w", from, to, p, err)
 	}

@@ -154,8 +154,8 @@ func (q *Question) find(a *Answer, s *sent) error {
 	flow, err := tracked.BySender(c, tracked.Tuple{Protocol: q.Protocol, From: s.local, To: q.To})
 	if err != nil { // a program at a device may have changed the destination before
 		var all []tracked.Flow
-		all, err = tracked.List(c, q.To.Addr().Is6(), tracked.Filter{Protocol: q.Protocol},
-			func(f *tracked.Flow) bool { return f.From == s.local })
+		mine := func(f *tracked.Flow) bool { return f.From == s.local }
+		all, err = tracked.List(c, mine, tracked.Filter{Protocol: q.Protocol})
 		if err == nil && len(all) == 0 {
 			a.step("conntrack", "has no such flow")
 		} else if err == nil {

@@ -203,8 +203,8 @@ func (s *Source) take(seen seen) {
 	if seen.all {
 		s.scanSoon(true)
 	}
-	for _, path := range seen.paths {
-		s.touched(path)
+	for path, first := range seen.paths {
+		s.touched(path, first)
 	}
 	if r := seen.read; r != nil {
 		s.busy = nil
@@ -218,8 +218,8 @@ func (s *Source) scanSoon(all bool) {
 	}
 }
 
-// touched is told of a path at which a file was touched.
-func (s *Source) touched(path string) {
+// touched is told of a path at which a file was touched first then.
+func (s *Source) touched(path string, first time.Time) {
 	for _, f := range s.links[path] {
 		s.look(f)
 	}
@@ -231,6 +231,7 @@ func (s *Source) touched(path string) {
 	case f != nil || isManifest(filepath.Base(path)) && !s.isRoot(path):
 		s.scanSoon(false)
 		if f != nil {
+			f.left = first
 			s.look(f)
 		}
 	case s.links[path] == nil:
@@ -328,7 +329,8 @@ func (s *Source) scan() {
 }
 
 // forget leaves out files that are not there any more. A renamed one stays until its new name is due: the kernel tells
-// of the two names one after the other.
+// of the two names one after the other. A path that was written to before has another file, perhaps with the inode of
+// the removed one.
 func (s *Source) forget(listed map[string]found) (gone []*file) {
 	arriving := s.arriving(listed)
 	for path, f := range s.files {
@@ -343,16 +345,21 @@ func (s *Source) forget(listed map[string]found) (gone []*file) {
 	return gone
 }
 
-// arriving are new files to which a program still writes.
-func (s *Source) arriving(listed map[string]found) (infos []os.FileInfo) {
+// arrival is a new file to which a program still writes.
+type arrival struct {
+	os.FileInfo
+	since time.Time
+}
+
+func (s *Source) arriving(listed map[string]found) (all []arrival) {
 	for path := range listed {
-		if s.files[path] == nil && s.watcher.isTouched(path) {
+		if since := s.watcher.touchedSince(path); s.files[path] == nil && !since.IsZero() {
 			if info, err := os.Stat(path); err == nil {
-				infos = append(infos, info)
+				all = append(all, arrival{info, since})
 			}
 		}
 	}
-	return infos
+	return all
 }
 
 func (s *Source) pathsOf(r *root) []found {

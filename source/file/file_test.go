@@ -293,6 +293,32 @@ func TestFile_renameWritten(t *testing.T) {
 	b.expectNothing()
 }
 
+// TestFile_removedWhileOthersWrite: a file goes although another one, which is written all the time, has its inode.
+func TestFile_removedWhileOthersWrite(t *testing.T) {
+	b := newBench(t, map[string]string{"a.yaml": db}).start()
+	b.expect(dbRow)
+	b.must(os.Link(b.path("a.yaml"), b.path("b.yaml")))
+	ctx, stop := context.WithCancel(t.Context())
+	written := make(chan struct{}, 1)
+	var writer sync.WaitGroup
+	defer writer.Wait()
+	defer stop()
+	writer.Go(func() {
+		for now := time.Now(); ctx.Err() == nil; {
+			_ = os.Chtimes(b.path("b.yaml"), now, now)
+			select {
+			case written <- struct{}{}:
+			default:
+			}
+		}
+	})
+	<-written
+	b.must(os.Remove(b.path("a.yaml")))
+	b.expect("gone service shop/db")
+	stop()
+	b.expect(dbRow)
+}
+
 func TestFile_nodeAndCIDRsGo(t *testing.T) {
 	b := newBench(t, map[string]string{
 		"a.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: node, labels: {topology.kubernetes.io/zone: a}}\n",

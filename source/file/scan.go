@@ -75,6 +75,7 @@ type file struct {
 	root     *root
 	link     bool
 	gone     bool        // from its root
+	left     time.Time   // when its path was touched last, and there was no file
 	info     os.FileInfo // when it was last read; nil: it has to be read
 	last     os.FileInfo // the same, also if it has to be read again
 	data     []byte      // in place of a file that can be opened
@@ -107,8 +108,10 @@ func (f *file) takeContents(gone []*file) {
 	}
 }
 
-func (f *file) isOneOf(infos []os.FileInfo) bool {
-	return f.last != nil && slices.ContainsFunc(infos, func(i os.FileInfo) bool { return os.SameFile(f.last, i) })
+func (f *file) isOneOf(all []arrival) bool {
+	return f.last != nil && slices.ContainsFunc(all, func(a arrival) bool {
+		return !a.since.Before(f.left) && os.SameFile(f.last, a.FileInfo)
+	})
 }
 
 const (

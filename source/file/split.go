@@ -221,7 +221,7 @@ func (s *splitter) endDocument(at int64) {
 // splitJSON cuts a stretch of JSON into its top-level objects and the items of Lists.
 func splitJSON(r io.ReaderAt, d document, seed maphash.Seed) ([]document, error) {
 	j := jsonSplitter{
-		Decoder: json.NewDecoder(io.NewSectionReader(r, d.start, d.end-d.start)),
+		Decoder: json.NewDecoder(bufio.NewReaderSize(io.NewSectionReader(r, d.start, d.end-d.start), 64<<10)),
 		base:    d.start,
 		seed:    seed,
 	}

@@ -47,9 +47,9 @@ type touch struct{ first, due time.Time }
 
 // seen is what wait has waited for.
 type seen struct {
-	paths []string  // were touched, and are due
-	all   bool      // anything may have changed
-	read  *finished // a large file
+	paths map[string]time.Time // were touched, then for the first time, and are due
+	all   bool                 // anything may have changed
+	read  *finished            // a large file
 }
 
 func newWatcher(log *slog.Logger) *watcher {
@@ -191,14 +191,14 @@ func (w *watcher) due(now time.Time) (s seen) {
 	if len(w.touched) == 0 || now.Before(w.next) {
 		return s
 	}
-	w.next = now.Add(pollInterval)
+	w.next, s.paths = now.Add(pollInterval), map[string]time.Time{}
 	for path, t := range w.touched {
 		if t.due.After(now) {
 			w.next = sooner(w.next, t.due)
 			continue
 		}
 		delete(w.touched, path)
-		s.paths = append(s.paths, path)
+		s.paths[path] = t.first
 	}
 	w.next = later(w.next, now.Add(step))
 	return s
@@ -235,13 +235,14 @@ func (w *watcher) set(path string, t touch) {
 	w.touched[path] = t
 }
 
-// isTouched reports whether a program still writes to a path.
-func (w *watcher) isTouched(path string) bool {
+// touchedSince says since when a program writes to a path; zero: none does.
+func (w *watcher) touchedSince(path string) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_, ok := w.touched[path]
-	return ok
+	return w.touched[path].first
 }
+
+func (w *watcher) isTouched(path string) bool { return !w.touchedSince(path).IsZero() }
 
 func (w *watcher) matters(path string) bool {
 	name := filepath.Base(path)

@@ -17,22 +17,26 @@ type lines struct {
 	line int // that begins at, or is interrupted by, at; counted from 0
 
 	buffer []byte
+	ahead  []byte // the part of buffer that begins at at
 }
 
 // number is that of the line at an offset, counted from 1.
 func (l *lines) number(offset int64) int {
 	if offset < l.at {
-		l.at, l.line = 0, 0
+		l.at, l.line, l.ahead = 0, 0, nil
 	}
-	section := io.NewSectionReader(l.of, l.at, offset-l.at)
 	if l.buffer == nil {
 		l.buffer = make([]byte, 64<<10)
 	}
 	for {
-		n, err := section.Read(l.buffer)
-		l.line += bytes.Count(l.buffer[:n], []byte("\n"))
-		l.at += int64(n)
-		if err != nil {
+		n := min(int64(len(l.ahead)), offset-l.at)
+		l.line += bytes.Count(l.ahead[:n], []byte("\n"))
+		l.at, l.ahead = l.at+n, l.ahead[n:]
+		if l.at == offset {
+			return l.line + 1
+		}
+		read, _ := l.of.ReadAt(l.buffer, l.at)
+		if l.ahead = l.buffer[:read]; read == 0 {
 			return l.line + 1
 		}
 	}

@@ -20,13 +20,13 @@ func (p *Proxy) reach(c Call, tried []netip.AddrPort, try func(model.Backend, ti
 ) (at netip.AddrPort, err error) {
 	err = errNoBackend
 	for i := range p.options.Dials {
-		b, others, ok := c.pool.choose(c.client.Addr(), tried, time.Now())
-		if !ok {
+		b, hurry := c.pool.choose(c.client.Addr(), tried, time.Now())
+		if hurry == 0 {
 			break
 		}
 		patience := p.options.DialTimeout
-		if others && i < p.options.Dials-1 {
-			patience = min(patience, patience/haste<<i)
+		if i < p.options.Dials-1 {
+			patience = min(patience, patience/hurry<<i)
 		}
 		if err = errLoop; !p.leadsBack(c, b) {
 			err = try(b, patience)
@@ -48,8 +48,8 @@ func (p *Proxy) reach(c Call, tried []netip.AddrPort, try func(model.Backend, ti
 	return at, err
 }
 
-// haste is the part of its time that the first backend has to answer while there are others to try; each further one
-// has twice as much.
+// haste divides the time that the first backend has to answer while there are others to try; each further one has twice
+// as much. It divides once more that of a backend that lately did not answer.
 const haste = 8
 
 var errNoBackend = errors.New("no backend is left to try")

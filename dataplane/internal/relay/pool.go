@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// suspicion is how long a backend that did not answer is tried last.
-	suspicion = 10 * time.Second
+	// suspicion is how long a backend that did not answer is tried last. The Table ejects it after several failures, so
+	// they must go on.
+	suspicion = time.Second
 	// proposalLasts is how long a client's first connection may take to reach its backend while others follow it.
 	proposalLasts = 10 * time.Second
 	// maxClients bounds the clients whose backend a pool remembers, some 100 bytes each. Beyond it new clients are
@@ -30,7 +31,7 @@ const (
 //
 // With the scheduler twos it is no turn that decides, but the load of two.
 //
-// A backend is suspect for ten seconds after it did not answer. Then one client tries it for all the others.
+// A backend is suspect for a second after it did not answer. Then one client tries it for all the others, in haste.
 
 // pool hands out backends. Goroutines of connections share it.
 type pool struct {
@@ -143,16 +144,20 @@ func (p *pool) keeps(b netip.AddrPort) bool {
 	return p.has(b)
 }
 
-// choose returns a backend for a client that has tried some in vain; ok is false if none is left. Backends that lately
-// did not answer are tried last. others tells whether the client may as well go to another one after this. With session
-// affinity it may not: a little delay does not send such a client to another backend.
-func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) (b model.Backend, others, ok bool) {
+// choose returns a backend for a client that has tried some in vain. Backends that lately did not answer are tried
+// last. The client's time is divided by hurry, as it may as well go to another one after this. With session affinity a
+// little delay does not send it to another backend, unless it is the one that finds out. Zero: none is left.
+func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) (b model.Backend, hurry time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	others = p.affinity == 0 && len(p.serving) > len(tried)+1
+	others := len(p.serving) > len(tried)+1
+	hurry = 1
+	if p.affinity == 0 && others {
+		hurry = haste
+	}
 	for _, c := range []choice{p.clients[client], p.proposal(client, now)} {
 		if i := p.find(c.backend); i >= 0 && now.Before(c.until) && !slices.Contains(tried, c.backend) {
-			return p.serving[i].Backend, others, true
+			return p.serving[i].Backend, hurry
 		}
 	}
 	for _, trusting := range []bool{false, true} {
@@ -161,14 +166,17 @@ func (p *pool) choose(client netip.Addr, tried []netip.AddrPort, now time.Time) 
 		}
 		if i := p.turn(may); i >= 0 {
 			b := p.serving[i].Backend
-			if _, suspect := p.suspects[b.AddrPort()]; suspect {
-				p.suspects[b.AddrPort()] = now.Add(suspicion) // one client at a time finds out
+			if _, suspect := p.suspects[b.AddrPort()]; suspect && !trusting {
+				p.suspects[b.AddrPort()] = now.Add(proposalLasts) // one client at a time finds out
+				if others {
+					hurry *= haste
+				}
 			}
 			p.propose(client, b.AddrPort(), now)
-			return b, others, true
+			return b, hurry
 		}
 	}
-	return model.Backend{}, false, false
+	return model.Backend{}, 0
 }
 
 // proposal is what was proposed, unless that has been tried in vain meanwhile.
@@ -256,19 +264,22 @@ func (p *pool) open(i int) int64 {
 
 // answered counts a connection, and remembers the client's backend, for the pool's time from now on.
 func (p *pool) answered(client netip.Addr, b netip.AddrPort, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.suspects, b)
 	p.begun(client, b, now, maxClients)
 }
 
 // attempted does the same for a client that no backend has answered yet. The address may be forged, so such clients may
 // take only half of the places.
 func (p *pool) attempted(client netip.Addr, b netip.AddrPort, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.begun(client, b, now, maxClients/2)
 }
 
+// begun counts a connection. The caller holds the lock.
 func (p *pool) begun(client netip.Addr, b netip.AddrPort, now time.Time, most int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.suspects, b)
 	if !p.has(b) {
 		b = netip.AddrPort{}
 	}
@@ -280,6 +291,7 @@ func (p *pool) begun(client netip.Addr, b netip.AddrPort, now time.Time, most in
 func (p *pool) confirmed(client netip.Addr, b netip.AddrPort, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	delete(p.suspects, b)
 	if p.has(b) {
 		p.bind(client, b, now, maxClients)
 	}

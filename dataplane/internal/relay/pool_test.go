@@ -17,8 +17,8 @@ import (
 func turns(p *pool, n int, now time.Time, tried ...netip.AddrPort) string {
 	var out strings.Builder
 	for i := range n {
-		b, _, ok := p.choose(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), tried, now)
-		if !ok {
+		b, hurry := p.choose(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), tried, now)
+		if hurry == 0 {
 			return out.String() + "-"
 		}
 		fmt.Fprint(&out, b.Port%10)
@@ -87,6 +87,26 @@ func TestPool_suspects(t *testing.T) {
 	}
 }
 
+// TestPool_findsOut has a backend refuse all. Clients go on to find that out, one at a time, or it would not be ejected.
+// They lose less time than the first one.
+func TestPool_findsOut(t *testing.T) {
+	now := time.Now()
+	p := newPool(model.PoolID{})
+	p.set(poolOf(1, 1, 1))
+	var hurries []time.Duration
+	for range 600 { // in ten seconds
+		b, hurry := p.choose(netip.MustParseAddr("10.0.0.9"), nil, now)
+		if b.AddrPort() == backend(1) {
+			p.failed(backend(1), now)
+			hurries = append(hurries, hurry)
+		}
+		now = now.Add(time.Second / 60)
+	}
+	if n := len(hurries); n < 9 || n > 11 || slices.Min(hurries[1:]) <= hurries[0] {
+		t.Errorf("a backend that refuses was tried %d times in ten seconds, its time divided by %d", n, hurries)
+	}
+}
+
 func TestPool_affinity(t *testing.T) {
 	now, client := time.Now(), netip.MustParseAddr("10.0.0.9")
 	p := newPool(model.PoolID{})
@@ -95,11 +115,11 @@ func TestPool_affinity(t *testing.T) {
 	p.set(m)
 	p.answered(client, backend(1), now)
 	for range 5 {
-		if b, _, _ := p.choose(client, nil, now.Add(59*time.Second)); b.AddrPort() != backend(1) {
+		if b, _ := p.choose(client, nil, now.Add(59*time.Second)); b.AddrPort() != backend(1) {
 			t.Fatal(b)
 		}
 	}
-	if b, _, _ := p.choose(client, []netip.AddrPort{backend(1)}, now); b.AddrPort() == backend(1) {
+	if b, _ := p.choose(client, []netip.AddrPort{backend(1)}, now); b.AddrPort() == backend(1) {
 		t.Error("tried twice")
 	}
 	if _, ok := p.remembered(client, now.Add(time.Minute)); ok {
@@ -107,7 +127,7 @@ func TestPool_affinity(t *testing.T) {
 	}
 	m.Backends = m.Backends[:1]
 	p.set(m)
-	if b, _, _ := p.choose(client, nil, now); b.AddrPort() != backend(0) {
+	if b, _ := p.choose(client, nil, now); b.AddrPort() != backend(0) {
 		t.Error("of a backend that has left")
 	}
 }
@@ -121,12 +141,12 @@ func TestPool_together(t *testing.T) {
 	m.Affinity = time.Minute
 	p.set(m)
 	for _, tried := range [][]netip.AddrPort{nil, {backend(0)}} {
-		first, _, _ := p.choose(client, tried, now)
-		if second, _, _ := p.choose(client, tried, now); second != first {
+		first, _ := p.choose(client, tried, now)
+		if second, _ := p.choose(client, tried, now); second != first {
 			t.Errorf("%s and %s, without %v", first.AddrPort(), second.AddrPort(), tried)
 		}
 	}
-	if other, _, _ := p.choose(netip.MustParseAddr("10.0.0.10"), nil, now); other.AddrPort() == backend(1) {
+	if other, _ := p.choose(netip.MustParseAddr("10.0.0.10"), nil, now); other.AddrPort() == backend(1) {
 		t.Error("another client follows, too")
 	}
 	if _, ok := p.remembered(client, now); ok {
@@ -191,7 +211,7 @@ func slowest(seed uint64, scheduler string) float64 {
 			p.carriedBy(e.of).Open.Add(-1)
 			return true
 		})
-		b, _, _ := p.choose(netip.MustParseAddr("10.0.0.9"), nil, time.Time{})
+		b, _ := p.choose(netip.MustParseAddr("10.0.0.9"), nil, time.Time{})
 		to := b.AddrPort()
 		p.carriedBy(to).Open.Add(1)
 		free[to] = max(free[to], now) + takes[to]

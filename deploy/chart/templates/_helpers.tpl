@@ -58,24 +58,27 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end -}}
 
-{{/* The API server: what the values say, or what kubeadm tells everybody who joins. */}}
-{{- define "fairlead.apiServer" -}}
-{{- if .Values.apiServer -}}
-{{- .Values.apiServer -}}
-{{- else -}}
-{{- $info := lookup "v1" "ConfigMap" "kube-public" "cluster-info" -}}
-{{- if not $info -}}
-{{- fail "apiServer: set the URL of the API server, as https://192.0.2.1:6443 (there is no ConfigMap kube-public/cluster-info to read it from), or existingConfigMap, as kube-proxy" -}}
-{{- else -}}{{/* helm lint goes on after what fails */}}
-{{- $kubeconfig := fromYaml (index $info.data "kubeconfig") -}}
-{{- (first $kubeconfig.clusters).cluster.server -}}
+{{/* Not empty if the chart writes KubeProxyConfiguration, and the ConfigMap of kube-proxy does not. */}}
+{{- define "fairlead.writesConfig" -}}
+{{- if or .Values.apiServer .Values.config -}}yes{{- end -}}
 {{- end -}}
-{{- end -}}
+
+{{/* The sources of the volume with the configuration: what the chart does not write comes from kube-proxy's ConfigMap. */}}
+{{- define "fairlead.configSources" -}}
+{{- if not .Values.apiServer -}}
+- configMap:
+    name: {{ .Values.existingConfigMap }}
+    {{- if include "fairlead.writesConfig" . }}
+    items: [{key: kubeconfig.conf, path: kubeconfig.conf}]
+    {{- end }}
+{{ end -}}
+- configMap:
+    name: {{ include "fairlead.fullname" . }}
 {{- end -}}
 
 {{/* kube-proxy's configuration, with what only the chart knows. */}}
 {{- define "fairlead.config" -}}
-{{- $own := dict "apiVersion" "kubeproxy.config.k8s.io/v1alpha1" "kind" "KubeProxyConfiguration" -}}
+{{- $own := dict "apiVersion" "kubeproxy.config.k8s.io/v1alpha1" "kind" "KubeProxyConfiguration" "mode" "nftables" -}}
 {{- $own = set $own "clientConnection" (dict "kubeconfig" "/var/lib/kube-proxy/kubeconfig.conf") -}}
 {{- if .Values.podMonitor.enabled -}}
 {{- $own = set $own "metricsBindAddress" (printf "0.0.0.0:%v" .Values.metricsPort) -}}

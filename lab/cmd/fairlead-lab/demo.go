@@ -32,11 +32,8 @@ func demoCommand() *cobra.Command {
 			"  kubectl get svc,endpointslices,pods,nodes -A -o yaml | fairlead demo -f -",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return cli.Misused(fmt.Errorf("--output: %q is neither text nor json", output))
-			}
-			if !slices.Contains(demo.Modes(), o.Mode) {
-				return cli.Misused(fmt.Errorf("--proxy-mode: %q is none of %s", o.Mode, strings.Join(demo.Modes(), ", ")))
+			if err := checkFlags(output, o.Mode); err != nil {
+				return err
 			}
 			o.JSON = output == "json"
 			return runDemo(c.Context(), o)
@@ -50,6 +47,19 @@ func demoCommand() *cobra.Command {
 		"run nothing if anything in the manifests is wrong or probably a mistake, and exit with status 1")
 	c.Flags().BoolVar(&o.Keep, "keep", false, "let the cluster run until Ctrl-C, and say how to look into it")
 	return c
+}
+
+// checkFlags refuses values of --output and --proxy-mode that demo and verify do not know.
+func checkFlags(output string, modes ...string) error {
+	if output != "text" && output != "json" {
+		return cli.Misused(fmt.Errorf("--output: %q is neither text nor json", output))
+	}
+	for _, mode := range modes {
+		if !slices.Contains(demo.Modes(), mode) {
+			return cli.Misused(fmt.Errorf("--proxy-mode: %q is none of %s", mode, strings.Join(demo.Modes(), ", ")))
+		}
+	}
+	return nil
 }
 
 func runDemo(ctx context.Context, o demo.Options) error {

@@ -3,6 +3,7 @@
 //	demo       a virtual cluster on this machine, with Services in use.
 //	recommend  which data plane suits this node.
 //	bench      compare the data planes on this machine, as published studies did.
+//	verify     whether a kernel is safe for this node.
 //
 // "fairlead demo" and the like run this program. Exit statuses are those of fairlead.
 //
@@ -36,7 +37,7 @@ func root(name string) *cobra.Command {
 		Use:   name,
 		Short: "builds virtual clusters on this machine, and measures in them",
 	}
-	c.AddCommand(demoCommand(), recommendCommand(), benchCommand())
+	c.AddCommand(demoCommand(), recommendCommand(), benchCommand(), verifyCommand())
 	cli.SetVersion(c, programs.Lab)
 	return c
 }

@@ -65,13 +65,16 @@ func (c *Count) add(other Count) {
 }
 
 // Bad reports whether anything went wrong that its user would notice.
-func (c Count) Bad() bool { return c.Failed+c.Reset+c.Moved > 0 }
+func (c Count) Bad() bool { return c.bad() > 0 }
+
+func (c Count) bad() int { return c.Failed + c.Reset + c.Moved }
 
 // Fault is one thing that went wrong.
 type Fault struct {
-	Kind Kind
-	Path Path
-	What string
+	Kind   Kind
+	Path   Path
+	What   string
+	Kernel string // the entries of the node's kernel for the client's port; empty: none were read
 	// Moved: there was an answer, of another backend than before. Reset: the other side has ended or refused it.
 	Moved, Reset bool
 	// Step is what was being done, as Mark has said it, and Since how long it had been.
@@ -84,7 +87,11 @@ type Fault struct {
 
 func (f Fault) String() string {
 	const ms = time.Millisecond
-	return fmt.Sprintf("%s, %s: %s (%s after %q, %s after the start, waited %s)", f.Kind, f.Path, f.What,
+	what := f.What
+	if f.Kernel != "" {
+		what += "; " + f.Kernel
+	}
+	return fmt.Sprintf("%s, %s: %s (%s after %q, %s after the start, waited %s)", f.Kind, f.Path, what,
 		f.Since.Round(ms), f.Step, f.At.Round(ms), f.Took.Round(ms))
 }
 
@@ -110,9 +117,11 @@ func (r Report) Total() (all Count) {
 	return all
 }
 
+// mostTold is how many faults of a kind are told.
+const mostTold = 5
+
 // String is a line for each kind, and the first faults of each; those of clients that have moved are apart.
 func (r Report) String() string {
-	const most = 5
 	var s strings.Builder
 	for i, c := range r.Counts {
 		if c == (Count{}) {
@@ -128,7 +137,7 @@ func (r Report) String() string {
 	said := map[sort]int{}
 	for _, f := range r.Faults {
 		of := sort{f.Kind, f.Moved}
-		if said[of]++; said[of] <= most {
+		if said[of]++; said[of] <= mostTold {
 			fmt.Fprintln(&s, f)
 		}
 	}

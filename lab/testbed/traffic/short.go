@@ -28,11 +28,23 @@ func (l *Watch) connect(w *client) {
 		err = errors.New(o.Result.String())
 	}
 	if err != nil {
-		l.failed(w, err, time.Since(start))
+		took := time.Since(start)
+		if l.Report().Counts[w.kind].bad() < mostTold { // it takes time
+			err = withPort{err, l.bed.OfPort(o.Port)}
+		}
+		l.failed(w, err, took)
 		return
 	}
 	l.answered(w, o.Backend, o.RTT)
 }
+
+// withPort is an error, and what the node's kernel has of the client's port.
+type withPort struct {
+	error
+	kernel string
+}
+
+func (e withPort) Unwrap() error { return e.error }
 
 // ask sends a datagram by a socket of its own, which is connected, as those of resolvers are.
 func (l *Watch) ask(w *client) {

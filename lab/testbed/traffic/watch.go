@@ -3,6 +3,7 @@ package traffic
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -273,7 +274,9 @@ func (l *Watch) failed(w *client, err error, took time.Duration) {
 	} else {
 		c.Failed++
 	}
-	l.fault(w, Fault{What: err.Error(), Took: took, Reset: isReset(err)})
+	var of withPort
+	errors.As(err, &of)
+	l.fault(w, Fault{What: err.Error(), Kernel: of.kernel, Took: took, Reset: isReset(err)})
 	l.outcome(w)
 }
 

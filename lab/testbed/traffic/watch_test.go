@@ -103,8 +103,8 @@ func TestWatch_faults(t *testing.T) {
 	if n := r.Counts[traffic.Streams].Reset; n != 16 {
 		t.Errorf("%d streams are reset", n)
 	}
-	if text := r.String(); !strings.Contains(text, `after "no server"`) {
-		t.Errorf("no step is named:\n%s", text)
+	if text := r.String(); !strings.Contains(text, `after "no server"`) || !strings.Contains(text, "the node's kernel has") {
+		t.Errorf("no step is named, or nothing of the kernel:\n%s", text)
 	}
 	w.Mark("another pod")
 	if err := bed.RemovePod("pod-a"); err != nil {

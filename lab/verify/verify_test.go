@@ -1,0 +1,206 @@
+package verify_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/lack"
+	"fairlead.dev/fairlead/lab/testbed/vm"
+	"fairlead.dev/fairlead/lab/verify"
+)
+
+// lab is the program that verifies, beside the agent. Both are static: a guest has no libraries.
+var lab string
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "fairlead-verify-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	lab = filepath.Join(dir, "fairlead-lab")
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", "../../cmd/fairlead", "../cmd/fairlead-lab")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// few has a Service with a port on each node, and few ways to try.
+const few = `
+apiVersion: v1
+kind: Pod
+metadata: {name: web, labels: {app: web}}
+spec: {containers: [{name: web, image: web}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: web}}
+  template: {metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: web}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {type: NodePort, selector: {app: web}, ports: [{port: 80, nodePort: 30080}]}
+`
+
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// command verifies, and leaves no file.
+func command(ctx context.Context, t *testing.T, env []string, args ...string) *exec.Cmd {
+	t.Helper()
+	temp := t.TempDir()
+	t.Cleanup(func() {
+		if left, err := os.ReadDir(temp); err != nil || len(left) > 0 {
+			t.Errorf("left in TMPDIR: %v, %v", left, err)
+		}
+	})
+	c := exec.CommandContext(ctx, lab, append([]string{"verify"}, args...)...)
+	c.Env = append(append(os.Environ(), "TMPDIR="+temp), env...)
+	return c
+}
+
+// expect runs it, and returns what is said of each mode.
+func expect(t *testing.T, env []string, status int, summary string, args ...string) map[string]verify.Plane {
+	t.Helper()
+	c := command(t.Context(), t, env, append(args, "-f", write(t, "few.yaml", few), "-o", "json")...)
+	var errs bytes.Buffer
+	c.Stderr = &errs
+	out, err := c.Output()
+	t.Logf("%v\n%s%s", err, out, &errs)
+	var r verify.Report
+	if c.ProcessState.ExitCode() != status || json.Unmarshal(out, &r) != nil || !strings.Contains(r.Summary, summary) {
+		t.Fatalf("want status %d, %q", status, summary)
+	}
+	planes := map[string]verify.Plane{}
+	for _, p := range r.Planes {
+		planes[p.Mode] = p
+	}
+	return planes
+}
+
+// The configuration says which mode the node needs. The node's own place in it does not matter.
+func TestHere(t *testing.T) {
+	t.Parallel()
+	lack.Need(t, lack.UserNamespaces)
+	file := write(t, "config.yaml", "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+
+		"mode: iptables\nclusterCIDR: 10.99.0.0/16\nnodePortAddresses: [10.98.0.0/16]\n")
+	expect(t, nil, 0, "is safe for this node's configuration (mode iptables, 1 Service)", "--config", file)
+}
+
+func TestUserMode(t *testing.T) {
+	t.Parallel()
+	planes := expect(t, nil, 0, "is safe for this node's configuration (modes nftables, ipvs, 1 Service)",
+		"--kernel", vm.Need(t), "--proxy-mode", "nftables,ipvs")
+	if len(planes) != 2 {
+		t.Error(planes)
+	}
+}
+
+func needEmulator(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
+		lack.Skip(t, lack.Emulator, err)
+	}
+}
+
+// A kernel without one of its modules is not safe for a mode that needs it, and still is for another one.
+func TestBroken(t *testing.T) {
+	t.Parallel()
+	needEmulator(t)
+	planes := expect(t, []string{"FAIRLEAD_OLD_APPEND=module_blacklist=nft_numgen"}, 1, "not safe",
+		"--kernel", "6.1", "--proxy-mode", "nftables,iptables")
+	if p := planes["nftables"]; p.Safe || !strings.Contains(strings.Join(p.Reasons, "\n"), "numgen") {
+		t.Errorf("nftables without numgen: %+v", p)
+	}
+	if p := planes["iptables"]; !p.Safe || p.Services != 1 || p.Ways == 0 {
+		t.Errorf("iptables: %+v", p)
+	}
+}
+
+// After Ctrl-C nothing goes on.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	needEmulator(t)
+	c := command(t.Context(), t, nil, "--kernel", "6.1")
+	mark := "FAIRLEAD_VERIFY_TEST=" + t.TempDir() // names the processes that are ours
+	c.Env = append(c.Env, mark)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually.True(t, "qemu runs", func() bool { return strings.Contains(processes(t, mark), "qemu-system") })
+	if err := c.Process.Signal(syscall.SIGINT); err != nil {
+		t.Error(err)
+	}
+	_ = c.Wait()
+	if status := c.ProcessState.ExitCode(); status != 130 {
+		t.Errorf("exit status %d", status)
+	}
+	if left := processes(t, mark); left != "" {
+		t.Errorf("still running: %s", left)
+	}
+}
+
+// processes are the command lines of those with a variable in their environment.
+func processes(t *testing.T, variable string) string {
+	t.Helper()
+	names, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := ""
+	for _, name := range names {
+		if env, _ := os.ReadFile(name); strings.Contains(string(env), variable) { // it may have ended meanwhile
+			line, _ := os.ReadFile(filepath.Join(filepath.Dir(name), "comm"))
+			found += string(line)
+		}
+	}
+	return found
+}
+
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	image := write(t, "vmlinuz", "no program")
+	for _, c := range []struct {
+		status int
+		want   string
+		args   []string
+	}{
+		{2, "5.10, 6.1, 6.12", []string{"--kernel", "4.19"}},
+		{2, "--modules", []string{"--kernel", image}},
+		{2, "none of", []string{"--proxy-mode", "winkernel"}},
+		{2, "missing.yaml", []string{"-f", "missing.yaml", "--kernel", "6.1"}},
+		{2, "missing.yaml", []string{"--config", "missing.yaml", "--kernel", "6.1"}},
+		{3, "ended", []string{"--kernel", "/bin/true"}},
+	} {
+		cmd := command(t.Context(), t, nil, c.args...)
+		out, _ := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != c.status || !strings.Contains(string(out), c.want) {
+			t.Errorf("%v: status %d\n%s", c.args, cmd.ProcessState.ExitCode(), out)
+		}
+	}
+}
