@@ -28,23 +28,27 @@ func (l *Watch) connect(w *client) {
 		err = errors.New(o.Result.String())
 	}
 	if err != nil {
-		took := time.Since(start)
-		if l.Report().Counts[w.kind].bad() < mostTold { // it takes time
-			err = withPort{err, l.bed.OfPort(o.Port)}
-		}
-		l.failed(w, err, took)
+		fault := l.failed(w, err, time.Since(start))
+		l.look(fault, o.Port)
 		return
 	}
 	l.answered(w, o.Backend, o.RTT)
 }
 
-// withPort is an error, and what the node's kernel has of the client's port.
-type withPort struct {
-	error
-	kernel string
+// look notes what the node's kernel has of a client's port, of the faults that are told. That takes time: it comes after
+// the fault has been noted.
+func (l *Watch) look(fault int, port uint16) {
+	l.mu.Lock()
+	told := l.counts[l.faults[fault].Kind].bad() <= mostTold
+	l.mu.Unlock()
+	if !told {
+		return
+	}
+	kernel := l.bed.OfPort(port)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.faults[fault].Kernel = kernel
 }
-
-func (e withPort) Unwrap() error { return e.error }
 
 // ask sends a datagram by a socket of its own, which is connected, as those of resolvers are.
 func (l *Watch) ask(w *client) {

@@ -3,7 +3,6 @@ package traffic
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -264,8 +263,8 @@ func (l *Watch) answered(w *client, backend string, took time.Duration) {
 	l.outcome(w)
 }
 
-// failed notes that a client was not answered.
-func (l *Watch) failed(w *client, err error, took time.Duration) {
+// failed notes that a client was not answered, and returns the number of the fault.
+func (l *Watch) failed(w *client, err error, took time.Duration) (fault int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := &l.counts[w.kind]
@@ -274,10 +273,9 @@ func (l *Watch) failed(w *client, err error, took time.Duration) {
 	} else {
 		c.Failed++
 	}
-	var of withPort
-	errors.As(err, &of)
-	l.fault(w, Fault{What: err.Error(), Kernel: of.kernel, Took: took, Reset: isReset(err)})
+	l.fault(w, Fault{What: err.Error(), Took: took, Reset: isReset(err)})
 	l.outcome(w)
+	return len(l.faults) - 1
 }
 
 // resent notes that a datagram, or its answer, was lost.
