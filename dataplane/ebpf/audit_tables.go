@@ -372,7 +372,8 @@ func (t *tables) holds(p *pool, id model.PoolID, want model.Pool) bool {
 	slots := make([]objectsSlot, len(serving))
 	spread(slots, serving, p.turns)
 	entry := objectsPool{
-		First: p.first, Count: uint32(len(slots)), Name: poolName(id), Affinity: seconds(want.Affinity), Owner: ownerOf(id),
+		First: p.first, Count: uint32(len(slots)), Name: poolName(id), Affinity: seconds(want.Affinity),
+		Owner: uint16(ownerOf(id)), ByLoad: word(t.choosesByLoad(want)),
 	}
 	return t.entries[p.number] == entry && t.turnsHold(p.turns, serving) &&
 		slices.EqualFunc(t.slots[p.first:p.first+p.count], slots, sameSlot)

@@ -133,6 +133,7 @@ type Plane struct {
 	standing     *standing            // nil: no programs at devices serve flows only
 	holders      holders              // of socket slots, when the agent looked for the last time
 	socketSlots  pacer                // of that look
+	loads        *loads               // of backends; nil: the memory is not open
 	strays       strays               // sockets of the node that no hook has seen
 	attached     attached             // clients
 	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
@@ -389,7 +390,7 @@ func (p *Plane) fill(s *model.State) (*tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	t.tcp, t.packets, t.node, t.lost = p.releaseTCP, p.serve == TC, p.left.node, true
+	t.tcp, t.packets, t.node, t.loads, t.lost = p.releaseTCP, p.serve == TC, p.left.node, p.loads, true
 	if err := t.load(s); err != nil {
 		t.close()
 		return nil, err

@@ -2,8 +2,10 @@ package ebpf
 
 import (
 	"slices"
+	"time"
 
 	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/model"
 )
 
 // FreePlaces is what Audit does when it is time.
@@ -19,4 +21,22 @@ func Outside(p dataplane.Dataplane) (devices []uint32, err error) {
 	}
 	slices.Sort(devices)
 	return devices, all.Err()
+}
+
+// LookAtLoads is what Audit and a pass through the flows do when it is time.
+func LookAtLoads(p dataplane.Dataplane, s *model.State) error {
+	of := p.(*Plane)
+	of.loads.next = time.Time{}
+	if err := of.auditLoads(s); err != nil {
+		return err
+	}
+	of.sweep.mu.Lock()
+	defer of.sweep.mu.Unlock()
+	of.sweep.swept = false
+	for more := true; more; more = of.sweep.passing {
+		if _, err := of.sweep.step(); err != nil {
+			return err
+		}
+	}
+	return nil
 }

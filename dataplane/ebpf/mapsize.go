@@ -116,7 +116,7 @@ func (s Sizes) memory(spec *ebpf.CollectionSpec) map[string]*ebpf.MapSpec {
 	memory := map[string]*ebpf.MapSpec{}
 	for _, name := range []string{
 		objectsMapAffinities, objectsMapFlows, objectsMapRefusals, objectsMapSockets, objectsMapClaims,
-		objectsMapPeers, objectsMapShares,
+		objectsMapPeers, objectsMapShares, objectsMapLoads,
 	} {
 		memory[name] = spec.Maps[name]
 	}

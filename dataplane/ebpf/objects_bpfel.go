@@ -32,6 +32,14 @@ type objectsAffinityKey struct {
 	Pool   uint64
 }
 
+type objectsBearer uint32
+
+const (
+	objectsBearerBY_SOCKETS objectsBearer = 0
+	objectsBearerBY_PACKETS objectsBearer = 1
+	objectsBearerBEARERS    objectsBearer = 2
+)
+
 type objectsChunk struct {
 	_     structs.HostLayout
 	Turns [32]uint16
@@ -112,6 +120,19 @@ type objectsInForce struct {
 	Regions [2][1024]uint64
 }
 
+type objectsLoad struct {
+	_      structs.HostLayout
+	Open   [2]int32
+	Weight uint32
+}
+
+type objectsLoadKey struct {
+	_       structs.HostLayout
+	Pool    uint64
+	Backend objectsEndpoint
+	Pad     uint32
+}
+
 type objectsMember struct {
 	_    structs.HostLayout
 	Is   objectsMembership
@@ -161,7 +182,7 @@ type objectsPlace struct {
 	Cookie   uint64
 	Moved    uint32
 	Protocol uint8
-	Pad      uint8
+	Loads    uint8
 	Asked    uint16
 	Netns    uint64
 	Peer     objectsPeer
@@ -173,7 +194,8 @@ type objectsPool struct {
 	Count    uint32
 	Name     uint64
 	Affinity uint32
-	Owner    uint32
+	Owner    uint16
+	ByLoad   uint16
 }
 
 type objectsRefusal struct {
@@ -258,6 +280,7 @@ const (
 	objectsMapFrontendsSet  = "frontends_set"
 	objectsMapGuards        = "guards"
 	objectsMapGuardsSet     = "guards_set"
+	objectsMapLoads         = "loads"
 	objectsMapMembers       = "members"
 	objectsMapMembersSet    = "members_set"
 	objectsMapOutcomes      = "outcomes"
@@ -368,6 +391,7 @@ type objectsMapSpecs struct {
 	FrontendsSet *ebpf.MapSpec `ebpf:"frontends_set"`
 	Guards       *ebpf.MapSpec `ebpf:"guards"`
 	GuardsSet    *ebpf.MapSpec `ebpf:"guards_set"`
+	Loads        *ebpf.MapSpec `ebpf:"loads"`
 	Members      *ebpf.MapSpec `ebpf:"members"`
 	MembersSet   *ebpf.MapSpec `ebpf:"members_set"`
 	Outcomes     *ebpf.MapSpec `ebpf:"outcomes"`
@@ -428,6 +452,7 @@ type objectsMaps struct {
 	FrontendsSet *ebpf.Map `ebpf:"frontends_set"`
 	Guards       *ebpf.Map `ebpf:"guards"`
 	GuardsSet    *ebpf.Map `ebpf:"guards_set"`
+	Loads        *ebpf.Map `ebpf:"loads"`
 	Members      *ebpf.Map `ebpf:"members"`
 	MembersSet   *ebpf.Map `ebpf:"members_set"`
 	Outcomes     *ebpf.Map `ebpf:"outcomes"`
@@ -454,6 +479,7 @@ func (m *objectsMaps) Close() error {
 		m.FrontendsSet,
 		m.Guards,
 		m.GuardsSet,
+		m.Loads,
 		m.Members,
 		m.MembersSet,
 		m.Outcomes,

@@ -34,7 +34,8 @@ func (p *Plane) loadPackets(sets *sets) error {
 	if p.devices.drivers.mode.wanted() {
 		o.Programs = append(o.Programs, packetsProgFromOutside)
 	}
-	shared := append(flowMaps(), objectsMapAffinities, objectsMapRefusals, objectsMapShares, objectsMapSockets)
+	shared := append(flowMaps(), objectsMapAffinities, objectsMapRefusals, objectsMapShares, objectsMapSockets,
+		objectsMapLoads)
 	for _, name := range shared {
 		o.Maps[name] = p.memory[name]
 	}

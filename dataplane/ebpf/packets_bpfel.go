@@ -137,9 +137,11 @@ type packetsGuardKey struct {
 type packetsHeld uint8
 
 const (
-	packetsHeldPLACES packetsHeld = 7
-	packetsHeldFAILED packetsHeld = 64
-	packetsHeldASKED  packetsHeld = 128
+	packetsHeldPLACES  packetsHeld = 7
+	packetsHeldBY_LOAD packetsHeld = 16
+	packetsHeldLOADS   packetsHeld = 32
+	packetsHeldFAILED  packetsHeld = 64
+	packetsHeldASKED   packetsHeld = 128
 )
 
 type packetsHook uint8
@@ -154,6 +156,19 @@ type packetsInForce struct {
 	Word    uint32
 	Answers uint32
 	Regions [2][1024]uint64
+}
+
+type packetsLoad struct {
+	_      structs.HostLayout
+	Open   [2]int32
+	Weight uint32
+}
+
+type packetsLoadKey struct {
+	_       structs.HostLayout
+	Pool    uint64
+	Backend packetsEndpoint
+	Pad     uint32
 }
 
 type packetsMember struct {
@@ -217,7 +232,7 @@ type packetsPlace struct {
 	Cookie   uint64
 	Moved    uint32
 	Protocol uint8
-	Pad      uint8
+	Loads    uint8
 	Asked    uint16
 	Netns    uint64
 	Peer     packetsPeer
@@ -229,7 +244,8 @@ type packetsPool struct {
 	Count    uint32
 	Name     uint64
 	Affinity uint32
-	Owner    uint32
+	Owner    uint16
+	ByLoad   uint16
 }
 
 type packetsPorts struct {
@@ -422,6 +438,7 @@ const (
 	packetsMapFrontendsSet  = "frontends_set"
 	packetsMapGuards        = "guards"
 	packetsMapGuardsSet     = "guards_set"
+	packetsMapLoads         = "loads"
 	packetsMapMembers       = "members"
 	packetsMapMembersSet    = "members_set"
 	packetsMapNodeAddrs     = "node_addrs"
@@ -528,6 +545,7 @@ type packetsMapSpecs struct {
 	FrontendsSet *ebpf.MapSpec `ebpf:"frontends_set"`
 	Guards       *ebpf.MapSpec `ebpf:"guards"`
 	GuardsSet    *ebpf.MapSpec `ebpf:"guards_set"`
+	Loads        *ebpf.MapSpec `ebpf:"loads"`
 	Members      *ebpf.MapSpec `ebpf:"members"`
 	MembersSet   *ebpf.MapSpec `ebpf:"members_set"`
 	NodeAddrs    *ebpf.MapSpec `ebpf:"node_addrs"`
@@ -604,6 +622,7 @@ type packetsMaps struct {
 	FrontendsSet *ebpf.Map `ebpf:"frontends_set"`
 	Guards       *ebpf.Map `ebpf:"guards"`
 	GuardsSet    *ebpf.Map `ebpf:"guards_set"`
+	Loads        *ebpf.Map `ebpf:"loads"`
 	Members      *ebpf.Map `ebpf:"members"`
 	MembersSet   *ebpf.Map `ebpf:"members_set"`
 	NodeAddrs    *ebpf.Map `ebpf:"node_addrs"`
@@ -642,6 +661,7 @@ func (m *packetsMaps) Close() error {
 		m.FrontendsSet,
 		m.Guards,
 		m.GuardsSet,
+		m.Loads,
 		m.Members,
 		m.MembersSet,
 		m.NodeAddrs,

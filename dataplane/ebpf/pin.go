@@ -59,12 +59,14 @@ func (p *Plane) openMemory() error {
 			return errors.Join(fmt.Errorf("%s: %w", name, err), p.closeMemory())
 		}
 	}
+	p.loads = newLoads(p.memory[objectsMapLoads])
 	if p.serve != TC {
 		return nil
 	}
 	if p.sweep, err = newSweep(p.memory, patience(), p.memoryPath("")); err != nil {
 		return errors.Join(err, p.closeMemory())
 	}
+	p.sweep.loads = p.loads
 	return nil
 }
 
@@ -169,7 +171,7 @@ func (p *Plane) closeMemory() (err error) {
 	closeMaps(p.memory)
 	closeMaps(p.replaced)
 	clear(p.replaced)
-	p.memory, p.sweep = nil, nil
+	p.memory, p.sweep, p.loads = nil, nil, nil
 	return err
 }
 

@@ -73,7 +73,7 @@ func (w *poolWriter) set(id model.PoolID, want model.Pool) error {
 			return err
 		}
 		p = &pool{number: number}
-		w.entries[number] = objectsPool{Name: poolName(id), Owner: ownerOf(id)}
+		w.entries[number] = objectsPool{Name: poolName(id), Owner: uint16(ownerOf(id))}
 		w.pools[id] = p
 	}
 	serving := want.Serving()
@@ -86,6 +86,11 @@ func (w *poolWriter) set(id model.PoolID, want model.Pool) error {
 	if isHashed(want, len(serving)) {
 		if turns, err = w.turnsOf(serving); err != nil {
 			return err
+		}
+	}
+	if w.choosesByLoad(want) {
+		if err := w.loads.begin(poolName(id), want.Backends); err != nil {
+			return fmt.Errorf("loads: %w", err)
 		}
 	}
 	spread(w.slots[first:first+count], serving, turns)
@@ -106,7 +111,8 @@ func (w *poolWriter) flush() error {
 		return err
 	}
 	for _, p := range w.ready {
-		w.entries[p.number].Affinity = seconds(p.want.Affinity)
+		p.byLoad = w.choosesByLoad(p.want)
+		w.entries[p.number].Affinity, w.entries[p.number].ByLoad = seconds(p.want.Affinity), word(p.byLoad)
 		w.publish(p.number, p.first, p.count)
 		w.discardSlots(p.id, p.pool)
 		p.pool.first, p.pool.count, p.pool.turns, p.backends = p.first, p.count, p.turns, p.want.Backends
@@ -114,6 +120,9 @@ func (w *poolWriter) flush() error {
 	w.keys, w.values, w.ready = w.keys[:0], w.values[:0], w.ready[:0]
 	return nil
 }
+
+// choosesByLoad reports whether a pool takes, of two backends, the less loaded one.
+func (t *tables) choosesByLoad(p model.Pool) bool { return t.loads != nil && chosenByLoad(p) }
 
 // addMembers gathers a pool's backends, whose slots begin at first, if a program looks them up, and those that are to
 // go.

@@ -65,6 +65,13 @@ func poolName(id model.PoolID) uint64 {
 	return h.Sum64()
 }
 
+func word(is bool) uint16 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
 // seconds rounds up: a client may be remembered a moment longer, but never forgotten too early.
 func seconds(d time.Duration) uint32 { return uint32((d + time.Second - 1) / time.Second) }
 

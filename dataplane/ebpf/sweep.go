@@ -110,6 +110,9 @@ type sweep struct {
 	left    int          // after the last pass
 	orphans int          // that this step may still look up
 	census  census
+	loads   *loads                   // of backends; nil: none are known
+	weighed map[uint64]bool          // pools by whose loads this pass counts flows
+	open    map[objectsLoadKey]int32 // seen in this pass
 	keys    []packetsTuple
 	values  []packetsTranslation
 	rest    map[packetsTrafficKey]packetsTraffic // of flows that are gone
@@ -295,6 +298,7 @@ func (s *sweep) step() (gone int, err error) {
 		}
 		s.passing, s.swept, s.began, s.cursor = true, true, now, ebpf.MapBatchCursor{}
 		s.kept, s.removed, s.census = 0, 0, s.shares.begin()
+		s.weighed, s.open = s.loads.chooseFor(), map[objectsLoadKey]int32{}
 		atomic.StoreUint32(&s.activity.Laid, 0)
 		if err := s.filter.begin(); err != nil {
 			return 0, fmt.Errorf("begin a list of flows: %w", err)
@@ -338,17 +342,42 @@ func (s *sweep) share(now packetsTicks) (gone int, err error) {
 		}
 		if removed {
 			gone++
+		} else if s.weighed[s.values[i].Pool] && s.values[i].loadsBackend(key) {
+			s.open[s.values[i].loadKey()]++
 		}
 	}
 	if last {
 		s.passing, s.left = false, max(s.kept-s.removed, 0)
 		s.filter.finish()
 		s.shares.settle(s.census)
+		err = s.correctLoads()
 	}
 	if last && s.kept == 0 {
 		s.idle()
 	}
-	return gone, nil
+	return gone, err
+}
+
+// correctLoads has loads be as many as there are open flows. That there are none is known for sure.
+func (s *sweep) correctLoads() error {
+	if len(s.weighed) == 0 {
+		return nil
+	}
+	err := s.loads.correct(objectsBearerBY_PACKETS, s.open)
+	if err == nil && s.kept == 0 {
+		err = s.loads.correct(objectsBearerBY_PACKETS, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("loads: %w", err)
+	}
+	return nil
+}
+
+// loadsBackend reports whether a translation is a flow of this node that is open, as the programs' function weigh does.
+func (t *packetsTranslation) loadsBackend(key packetsTuple) bool {
+	ended := t.State&packetsStateBROKEN != 0 ||
+		t.State&packetsStateCLIENT_ENDS != 0 && t.State&(packetsStateBACKEND_ENDS|packetsStateDIRECT) != 0
+	return key.Hook == packetsHookINGRESS && t.State&(packetsStateBACK|packetsStateTOLD) == 0 && !ended
 }
 
 // idle lets the programs know that there are no flows, unless one was made meanwhile.
@@ -441,13 +470,13 @@ func (s *sweep) end(key packetsTuple, read *packetsTranslation) (bool, error) {
 		return false, nil
 	case errors.Is(err, ebpf.ErrNotSupported): // before Linux 5.14
 		s.book(read, packetsDirectionTO_BACKEND, read)
-		return true, s.remove(key)
+		return true, errors.Join(s.remove(key), s.loads.ended(read))
 	case err != nil:
 		return false, fmt.Errorf("remove a flow: %w", err)
 	case flow.as(read):
 		s.removed++
 		s.book(&flow, packetsDirectionTO_BACKEND, &flow)
-		return true, nil
+		return true, s.loads.ended(&flow)
 	}
 	flow.Last -= relaid
 	s.filter.addToBoth(&key)

@@ -40,6 +40,7 @@ type tables struct {
 	lost    bool     // a socket may have lost its backend since the plane looked
 	node    ownAddrs // by which the node's own sockets are known to be allowed, or not
 	sources map[objectsFrontendKey]sourceSet
+	loads   *loads // nil: none choose
 	fault   func(operation string) error
 }
 
@@ -48,6 +49,7 @@ type pool struct {
 	number, first, count uint32
 	turns                *turns // nil: it has no table for clients
 	listed               bool   // the kernel knows its members
+	byLoad               bool   // of two backends it takes the less loaded one
 	backends             []model.Backend
 }
 

@@ -169,12 +169,12 @@ func ofOtherProxies() []difference {
 	cilium := "service.cilium.io/"
 	return []difference{
 		{Changes, "", netfilter, "fairlead.dev/scheduler, service.cilium.io/lb-algorithm", "random by weight",
-			"take `ipvs`, or `ebpf` for `mh`", annotated("fairlead.dev/scheduler", "", cilium+"lb-algorithm", "maglev",
+			"take `ipvs`, or `ebpf` for `mh` and `twos`", annotated("fairlead.dev/scheduler", "", cilium+"lb-algorithm", "maglev",
 				cilium+"lb-algorithm", "least-of-two")},
-		{Changes, "", "ebpf", "fairlead.dev/scheduler, service.cilium.io/lb-algorithm",
-			"random by weight, but for `mh` and `maglev`", "take `ipvs`, or `mh`", services(func(o *corev1.Service) bool {
+		{Changes, "", "ebpf", "fairlead.dev/scheduler", "random by weight, but for `mh` and `twos`", "take `ipvs`, or one of these",
+			services(func(o *corev1.Service) bool {
 				own, is := o.Annotations["fairlead.dev/scheduler"]
-				return is && own != "mh" || !is && o.Annotations[cilium+"lb-algorithm"] == "least-of-two"
+				return is && !slices.Contains([]string{"mh", "twos", "least-of-two"}, own)
 			})},
 		{Changes, "", "!ipvs", "kube-router.io/service.scheduler", "random by weight",
 			"take `ipvs`, with `fairlead.dev/scheduler`",

@@ -226,6 +226,69 @@ static __always_inline bool pick(__u32 rows, struct pool *p, const struct addr *
 	return true;
 }
 
+static __always_inline struct load *load_of(__u64 pool, const struct endpoint *backend)
+{
+	struct load_key key = {.pool = pool, .backend = *backend};
+
+	return bpf_map_lookup_elem(&loads, &key);
+}
+
+// bear notes a connection more to a backend, or one less. What began before it was counted may end: that is below zero.
+static __noinline int bear(__u64 pool, const struct endpoint *backend, enum bearer by, __s32 more)
+{
+	struct load *l = backend && by < BEARERS ? load_of(pool, backend) : 0;
+
+	if (l && (more > 0 || *(volatile __s32 *)&l->open[by] > 0))
+		__sync_fetch_and_add(&l->open[by], more);
+	return 0;
+}
+
+static __always_inline __s64 open_of(const struct load *l)
+{
+	return (__s64)l->open[BY_SOCKETS] + l->open[BY_PACKETS];
+}
+
+// drawn is a slot by weight: at says which one, and in the lower half how far into it.
+static __always_inline __u32 drawn(__u32 rows, __u32 first, __u64 at)
+{
+	__u32 own = at >> 32;
+	struct slot *s = slot_at(rows, first, own);
+
+	return s && s->share != ~0U && (__u32)at >= s->share ? s->alias : own;
+}
+
+// pick_lesser takes, of two backends that are drawn by weight, the one with fewer connections for its weight.
+static __noinline int pick_lesser(__u32 rows, struct pool *p, struct endpoint *backend, bool counts)
+{
+	if (!p || !backend)
+		return false;
+	__u64 word = *(volatile __u64 *)p;
+	__u32 first = word, count = word >> 32;
+
+	if (!count)
+		return false;
+	__u64 at = (__u64)bpf_get_prandom_u32() * count, next = (__u64)bpf_get_prandom_u32() * (count - 1);
+
+	if (next >> 32 >= at >> 32)
+		next += 1ULL << 32; // another slot
+	__u32 one = drawn(rows, first, at), other = count > 1 ? drawn(rows, first, next) : one;
+
+	if (other == one && count > 1) // by an alias: one of both slots is another backend's
+		other = one == next >> 32 ? at >> 32 : next >> 32;
+	struct slot *s = slot_at(rows, first, one), *t = slot_at(rows, first, other);
+
+	if (!s || !t)
+		return false;
+	struct load *mine = load_of(p->name, &s->backend), *its = load_of(p->name, &t->backend);
+
+	if (mine && its && open_of(its) * mine->weight < open_of(mine) * its->weight)
+		s = t;
+	*backend = s->backend;
+	if (counts)
+		__sync_fetch_and_add(&s->connections, 1);
+	return true;
+}
+
 // keeps gives a client the backend that it had, if that serves.
 static __always_inline bool keeps(__u32 rows, __u32 pool, const struct endpoint *backend, bool counts)
 {
@@ -250,6 +313,8 @@ static __always_inline struct addr client(__u64 netns)
 static __always_inline bool choose(__u32 rows, __u32 number, struct pool *p, const struct addr *client,
 				   struct endpoint *backend, bool counts)
 {
+	if (p->by_load)
+		return pick_lesser(rows, p, backend, counts);
 	if (!p->affinity)
 		return pick(rows, p, client, bpf_get_prandom_u32(), backend, counts);
 

@@ -46,6 +46,8 @@ enum state {
 
 enum held {
 	PLACES = 7,	 // that its owner has for it: the flow and its ways back
+	BY_LOAD = 1 << 4, // the flow only: its pool takes the less loaded backend
+	LOADS = 1 << 5,	 // likewise: it counts as load of its backend
 	FAILED = 1 << 6, // the flow only: the agent was told that it is not answered
 	ASKED = 1 << 7, // the flow only: its client has begun anew, and the backend has not answered
 } __attribute__((packed));
@@ -558,6 +560,19 @@ static __always_inline void unlay(const struct tuple *from, const struct transla
 	}
 }
 
+// weigh has an open flow count as load of its backend, and no other.
+static __noinline int weigh(struct translation *flow)
+{
+	if (!flow)
+		return 0;
+	bool ended = flow->state & BROKEN || (flow->state & CLIENT_ENDS && flow->state & (BACKEND_ENDS | DIRECT));
+
+	if (ended != !!(flow->held & LOADS))
+		return 0;
+	flow->held ^= LOADS;
+	return bear(flow->pool, &flow->dst, BY_PACKETS, ended ? -1 : 1);
+}
+
 // forget removes a flow and what follows from it.
 static __noinline int forget(const struct tuple *from, struct translation *flow)
 {
@@ -565,6 +580,8 @@ static __noinline int forget(const struct tuple *from, struct translation *flow)
 		return 0;
 	if (flow->packets)
 		book(flow, flow, TO_BACKEND);
+	if (flow->held & LOADS)
+		bear(flow->pool, &flow->dst, BY_PACKETS, -1);
 	unlay(from, flow);
 	return bpf_map_delete_elem(&translations, from);
 }
@@ -822,6 +839,8 @@ static __always_inline void answered(struct translation *back, const struct pack
 		moves_on(flow, p->ack);
 	if (flow->held & ASKED)
 		flow->held &= ~ASKED;
+	if (flow->held & BY_LOAD)
+		weigh(flow);
 	flow->last = now;
 	if (flow->packets)
 		book(flow, flow, TO_BACKEND);

@@ -13,8 +13,8 @@
 // again. Whatever a program decides, it reads the word once for that, so no decision has a part of each set; the next one
 // about the same packet may be by the other.
 //
-// What sockets and clients are remembered in (affinities, flows, sockets, peers), and what was refused, is pinned and
-// outlives the programs: see pin.go before you change a layout there.
+// What sockets and clients are remembered in (affinities, flows, sockets, peers, loads), and what was refused, is pinned
+// and outlives the programs: see pin.go before you change a layout there.
 #pragma once
 
 #include <stdbool.h>
@@ -89,7 +89,8 @@ struct pool {
 	__u32 count;
 	__u64 name; // the same in every process
 	__u32 affinity; // seconds; 0: none
-	__u32 owner;	// below OWNERS
+	__u16 owner;	// below OWNERS
+	__u16 by_load;	// of two backends it takes the less loaded one; 0: not
 };
 
 // Walker's alias method: each slot is taken as often as any other, and gives up a part of that to another one. The slots
@@ -102,6 +103,26 @@ struct slot {
 };
 
 #define HASHED 0 // in place of a share, which is never that small
+
+// Pools by_load know how many connections are open to each backend. Programs for sockets and those for packets count
+// their own, and the agent corrects both (loads.go).
+struct load_key {
+	__u64 pool; // its name
+	struct endpoint backend;
+	__u32 pad;
+};
+
+enum bearer {
+	BY_SOCKETS,
+	BY_PACKETS,
+	BEARERS,
+};
+GO(bearer);
+
+struct load {
+	__s32 open[BEARERS];
+	__u32 weight;
+};
 
 // A part of a table for clients: numbers of backends, each counted from the first slot of the pool. Pools with the same
 // backends have a table together. Its first chunk says in two halves, the lower one first, how many turns there are in
@@ -206,7 +227,7 @@ struct place {
 	__u64 cookie; // of the socket, or of the one that had the place before
 	__u32 moved; // another backend answers in the name of the one that it got
 	__u8 protocol; // 0: of a socket of UDP that is not connected
-	__u8 pad;
+	__u8 loads; // it counts as load of its backend
 	__u16 asked; // with 0: when it was used, in 2^30 nanoseconds
 	__u64 netns; // cookie of the socket's namespace
 	struct peer peer;
@@ -290,6 +311,14 @@ SETS(guards,
      __uint(max_entries, 1);
      __type(key, struct guard_key);
      __type(value, enum verdict););
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 14);
+	__type(key, struct load_key);
+	__type(value, struct load);
+} loads SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -136,6 +136,24 @@ static __always_inline struct place *own_place(__u64 cookie)
 	return at && at->cookie == cookie ? at : NULL;
 }
 
+// bear_no_more has a socket that is done with its backend not count as that one's load any more.
+static __noinline int bear_no_more(struct place *at)
+{
+	if (!at || !at->loads)
+		return 0;
+	struct endpoint service = at->peer.service, backend = at->peer.backend;
+	__u32 rows = rows_in_force(), pods = is_ipv4(&service.addr) ? PODS_KNOWN_V4 : PODS_KNOWN_V6;
+	struct target t;
+
+	at->loads = 0;
+	decide(rows, &service, at->protocol, rows & pods || is_node(at->netns), &t, 0);
+	struct pool *pool = t.verdict == FORWARD ? pool_at(rows, t.pool) : 0;
+
+	if (pool && pool->by_load)
+		bear(pool->name, &backend, BY_SOCKETS, -1);
+	return 0;
+}
+
 // take gets a place for a socket, or reports that another one has it. What two try at the same time neither may get.
 // Linux 5.10 has no atomic operation that returns what it found; here, who adds first and then reads 1 is alone.
 static __always_inline bool take(struct place *at, __u64 cookie)
@@ -144,8 +162,12 @@ static __always_inline bool take(struct place *at, __u64 cookie)
 
 	if (!n)
 		return false;
-	if (*(volatile __u64 *)n)
-		return at->cookie == cookie; // only its owner has written that
+	if (*(volatile __u64 *)n) {
+		if (at->cookie != cookie) // only its owner has written that
+			return false;
+		bear_no_more(at);
+		return true;
+	}
 	__sync_fetch_and_add(n, 1);
 	if (*(volatile __u64 *)n == 1)
 		return true;
@@ -168,6 +190,7 @@ static __always_inline bool occupy(__u64 cookie, __u64 netns, const struct peer 
 		return false;
 	at->peer = *p;
 	at->moved = 0;
+	at->loads = 0;
 	at->netns = netns;
 	at->protocol = protocol;
 	at->asked = asked;
@@ -225,6 +248,7 @@ static __always_inline void unexpect(struct bpf_sock_addr *ctx, __u64 cookie, co
 	struct place *at = own_place(cookie);
 
 	if (at) {
+		bear_no_more(at);
 		at->peer = (struct peer){};
 		at->protocol = ctx->protocol;
 	}
@@ -345,6 +369,17 @@ static __noinline int count_no_more(struct bpf_sock_addr *ctx)
 	return 0;
 }
 
+// bear_socket has a socket count as load of its backend, until it closes or asks for another one.
+static __noinline int bear_socket(__u64 cookie, const struct pool *p, const struct endpoint *backend)
+{
+	struct place *at = place_of(cookie);
+
+	if (!at || !p || !backend)
+		return 0;
+	at->loads = 1;
+	return bear(p->name, backend, BY_SOCKETS, 1);
+}
+
 // connected translates the address of a connection.
 static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint *to, bool *changed)
 {
@@ -370,6 +405,8 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 	peer.backend = *to;
 	if (!remember(ctx, cookie, netns, &peer))
 		expect(cookie, to, &peer.service, true);
+	else if (pool->by_load)
+		bear_socket(cookie, pool, to);
 	count_for(ctx, pool, to);
 	*changed = true;
 	return ALLOWED;
@@ -575,9 +612,12 @@ SEC("cgroup/sock_release")
 int closed(struct bpf_sock *ctx)
 {
 	__u64 cookie = bpf_get_socket_cookie(ctx), *n = claims_of(cookie);
+	struct place *at = own_place(cookie);
 
-	if (n && own_place(cookie))
+	if (n && at) {
+		bear_no_more(at);
 		__sync_fetch_and_add(n, -1);
+	}
 	struct counted *own = counts_traffic ? bpf_sk_storage_get(&counting, ctx, 0, 0) : NULL;
 
 	if (own) {

@@ -185,6 +185,7 @@ static __noinline int begin(const struct packet *p, struct meeting *m, struct tr
 			attach(&from, pool->name, &flow->dst, terms_of(pool));
 	}
 	flow->pool = pool->name;
+	flow->held = pool->by_load ? BY_LOAD | LOADS : 0;
 	m->terms = terms_of(pool);
 	count(flow, p);
 	if (!hides(p, m, &flow->dst.addr))
@@ -243,6 +244,8 @@ static __always_inline void use(const struct packet *p, struct translation *flow
 		if (wants_answers())
 			report(&p->tuple.dst, &flow->dst, &p->tuple.src.addr, p->tuple.protocol, IS_ANSWERED);
 	}
+	if (flow->held & BY_LOAD)
+		weigh(flow);
 	if (shows(p, flow->state))
 		prove(p, flow);
 	if (!is_due(flow, p, now))
@@ -397,10 +400,13 @@ static __always_inline bool keep(struct __sk_buff *skb, struct work *w)
 		if (!lay(skb, from, &w->flow, w->meeting.terms, &w->former))
 			return false;
 	}
-	if (!insert(from, &w->flow, BPF_NOEXIST))
+	if (!insert(from, &w->flow, BPF_NOEXIST)) {
+		if (w->flow.held & LOADS)
+			bear(w->flow.pool, &w->flow.dst, BY_PACKETS, 1);
 		queue(from, owner_of(w->meeting.terms), &w->former);
-	else if (!give_way(from, &w->flow))
+	} else if (!give_way(from, &w->flow)) {
 		return false;
+	}
 	have_flows();
 	return true;
 }
