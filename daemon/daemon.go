@@ -15,6 +15,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -147,7 +148,7 @@ func (d *Daemon) run(ctx context.Context, c *config.Config) (err error) {
 
 // open makes the parts. The data plane comes first, as it loads the kernel's modules.
 func (d *Daemon) open(c *config.Config) (err error) {
-	settings, err := engineSettings(c)
+	settings, err := d.engineSettings(c)
 	if err != nil {
 		return ConfigError{err}
 	}
@@ -412,11 +413,21 @@ func (d *Daemon) listen(ctx context.Context) error {
 }
 
 // mode is what /proxyMode tells: the data plane in force.
-func (d *Daemon) mode() string {
-	if p := d.plane.InForce(); p != nil {
-		return p.Name
+func (d *Daemon) mode() string { return cmp.Or(d.chosenMode(), autoPlane) }
+
+// chosenMode is the mode of the data plane in force; empty: none is.
+func (d *Daemon) chosenMode() string {
+	if d.plane == nil || d.plane.InForce() == nil {
+		return ""
 	}
-	return autoPlane
+	return d.plane.InForce().Name
+}
+
+// engineSettings are what an engine can change while it runs.
+func (d *Daemon) engineSettings(c *config.Config) (engine.Settings, error) {
+	s, err := engineSettings(c)
+	s.Table.Mode = d.chosenMode
+	return s, err
 }
 
 // about is for "fairlead status".

@@ -163,7 +163,7 @@ type prepared struct {
 }
 
 func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
-	if n.settings, err = engineSettings(c); err != nil {
+	if n.settings, err = d.engineSettings(c); err != nil {
 		return n, err
 	}
 	wanted, err := feedIn(c, d.options.Master)
@@ -239,11 +239,11 @@ func (n *prepared) effect(class config.Class) string {
 
 // adopt lets the engine go on with another source.
 func (d *Daemon) adopt(ctx context.Context, s source.Source) error {
-	o, err := tableOptions(d.config.Load())
+	settings, err := d.engineSettings(d.config.Load())
 	if err != nil {
 		return err
 	}
-	table, err := service.NewTable(o)
+	table, err := service.NewTable(settings.Table)
 	if err != nil {
 		return err
 	}

@@ -99,7 +99,7 @@ func detectLocal(c *config.Config) service.DetectLocal {
 	return d
 }
 
-// engineSettings are what an engine can change while it runs.
+// engineSettings are those of an engine, but for the mode in force.
 func engineSettings(c *config.Config) (engine.Settings, error) {
 	table, err := tableOptions(c)
 	return engine.Settings{

@@ -50,9 +50,12 @@ func (c *compiler) compile() {
 		return
 	}
 	if c.unhashed {
-		c.problem("Service "+c.service.Name.String(), annotation(schedulerAnnotation), Share, fmt.Sprintf(
+		c.problem("Service "+c.service.Name.String(), c.service.schedulerField(), Share, fmt.Sprintf(
 			"the share of namespace %s in the node's %d tables of such schedulers is used up; the configured one is used",
 			c.service.Name.Namespace, sharedTables))
+	}
+	if why := c.service.unscheduled(c.view.Mode); why != "" {
+		c.problem("Service "+c.service.Name.String(), c.service.schedulerField(), Unsupported, why)
 	}
 	for _, ip := range c.service.ClusterIPs {
 		c.ready = c.ready[:0]

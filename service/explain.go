@@ -290,18 +290,8 @@ func (x *explainer) affinity(s *Service) {
 // scheduler says which planes honour one. Which data plane is in force is not known here.
 func (x *explainer) scheduler(s *Service) {
 	if name := s.Scheduler.name(); name != "" && !x.t.tableShares.refuses(s.Name) {
-		x.say("by annotation %s by %s, other data planes at random by weight", choosers(name), name)
+		x.say("by annotation the scheduler is %s, in %s; others choose by weight", name, modeList(modesWith(name)))
 	}
-}
-
-func choosers(scheduler string) string {
-	switch scheduler {
-	case "mh":
-		return "IPVS and eBPF choose"
-	case model.LeastOfTwo:
-		return "IPVS and userspace choose"
-	}
-	return "IPVS chooses"
 }
 
 // noRow explains a packet that no row takes.

@@ -27,6 +27,7 @@ type Service struct {
 	Affinity            time.Duration // ClientIP affinity's timeout; 0: none
 	HealthCheckNodePort uint16        // 0: none
 	Scheduler           Scheduler     // 0: the one that is configured
+	ciliums             bool          // Cilium's annotation says so
 	health              HealthMode    // empty: as configured
 	slow                uint8         // seconds of slow start, and one more; 0: as configured
 	InternalLocal       bool          // internalTrafficPolicy: Local
@@ -107,7 +108,7 @@ const (
 	Invalid     Cause = ""
 	Share       Cause = "share"       // the namespace's share of what the node has is used up
 	Precedence  Cause = "precedence"  // what is claimed belongs to the node, or to another Service
-	Unsupported Cause = "unsupported" // the kernel of this node cannot do it
+	Unsupported Cause = "unsupported" // this node's kernel, or its data plane, cannot do it
 	Warning     Cause = "warning"     // it is valid, but probably a mistake
 	Unhealthy   Cause = "unhealthy"   // it does not answer clients of this node
 )

@@ -404,7 +404,7 @@ func (s *Service) clusterIPs() []netip.Addr {
 // environment takes in the node and the Service CIDRs. If they matter, all Services are compiled.
 // It returns how pods are recognised if that changed.
 func (t *Table) environment(b *Batch) *model.Pods {
-	if b.Node == nil && b.Addrs == nil && b.ServiceCIDRs == nil && !t.configured {
+	if b.Node == nil && b.Addrs == nil && b.ServiceCIDRs == nil && !t.configured && t.options.mode() == t.view.Mode {
 		return nil
 	}
 	t.configured = false

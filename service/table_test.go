@@ -169,3 +169,69 @@ func TestFromNode_eligible(t *testing.T) {
 		}
 	}
 }
+
+// A scheduler that the data plane in force does not have is a problem, which comes and goes with the data plane.
+func TestTable_schedulers(t *testing.T) {
+	objects := readObjects(t, []byte(`
+kind: Service
+metadata: {name: hashed, namespace: default, annotations: {service.cilium.io/lb-algorithm: maglev}}
+spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}
+---
+kind: Service
+metadata: {name: least, namespace: default, annotations: {fairlead.dev/scheduler: least-of-two}}
+spec: {clusterIP: 10.96.0.2, ports: [{port: 80}]}
+---
+kind: Service
+metadata: {name: sticky, namespace: default, annotations: {fairlead.dev/scheduler: twos}}
+spec: {clusterIP: 10.96.0.3, sessionAffinity: ClientIP, ports: [{port: 80}]}
+---
+kind: Service
+metadata: {name: weighted, namespace: default, annotations: {fairlead.dev/scheduler: wlc}}
+spec: {clusterIP: 10.96.0.4, ports: [{port: 80}]}
+---
+kind: Service
+metadata: {name: plain, namespace: default}
+spec: {clusterIP: 10.96.0.5, ports: [{port: 80}]}
+`))
+	options, mode := defaultOptions(), ""
+	options.Mode = func() string { return mode }
+	table := newTable(t, options)
+	table.Update(objects)
+	const (
+		cilium = `Service default/hashed: metadata.annotations[service.cilium.io/lb-algorithm]: `
+		least  = `Service default/least: metadata.annotations[fairlead.dev/scheduler]: `
+		sticky = `Service default/sticky: metadata.annotations[fairlead.dev/scheduler]: `
+		wlc    = `Service default/weighted: metadata.annotations[fairlead.dev/scheduler]: `
+	)
+	var ceased []string
+	for _, c := range []struct{ mode, arise string }{
+		{"ipvs", ""},
+		{"ebpf", sticky + `mode ebpf has no scheduler "twos" with session affinity and chooses endpoints at random by weight; ` +
+			"it is in modes ipvs and userspace\n" +
+			wlc + `mode ebpf has no scheduler "wlc" and chooses endpoints at random by weight; it is in mode ipvs` + "\n"},
+		{"nftables", cilium + `mode nftables has no scheduler "mh" and chooses endpoints at random by weight; ` +
+			"it is in modes ebpf and ipvs\n" +
+			least + `mode nftables has no scheduler "twos" and chooses endpoints at random by weight; ` +
+			"it is in modes ebpf, ipvs and userspace\n" +
+			sticky + `mode nftables has no scheduler "twos" and chooses endpoints at random by weight; ` +
+			"it is in modes ebpf, ipvs and userspace\n" +
+			wlc + `mode nftables has no scheduler "wlc" and chooses endpoints at random by weight; it is in mode ipvs` + "\n"},
+		{"userspace", cilium + `mode userspace has no scheduler "mh" and chooses endpoints in turn by weight; ` +
+			"it is in modes ebpf and ipvs\n" +
+			wlc + `mode userspace has no scheduler "wlc" and chooses endpoints in turn by weight; it is in mode ipvs` + "\n"},
+		{"ipvs", ""},
+	} {
+		mode = c.mode
+		_, change, problems := table.Update(service.Batch{})
+		if got := problemLines(problems); got != c.arise {
+			t.Errorf("in mode %s arise\n%s\nnot\n%s", mode, got, c.arise)
+		}
+		if !change.Empty() {
+			t.Errorf("mode %s changes rows", mode)
+		}
+		ceased = table.Ceased()
+	}
+	if len(ceased) != 2 {
+		t.Errorf("in the end cease %q", ceased)
+	}
+}

@@ -59,8 +59,65 @@ func (c *serviceReader) scheduler() {
 	c.to.Scheduler = Scheduler(i + 1)
 }
 
+// modesWith are the modes that honour a scheduler.
+func modesWith(scheduler string) []string {
+	switch scheduler {
+	case "mh":
+		return []string{"ebpf", "ipvs"}
+	case model.LeastOfTwo:
+		return []string{"ebpf", "ipvs", "userspace"}
+	case "rr", "wrr":
+		return []string{"ipvs", "userspace"}
+	}
+	return []string{"ipvs"}
+}
+
+// unscheduled says that the data plane of a mode does not honour the Service's scheduler, and what it does; empty: it
+// does, or there is none.
+func (s *Service) unscheduled(mode string) string {
+	name := s.Scheduler.name()
+	if name == "" || mode == "" {
+		return ""
+	}
+	modes := modesWith(name)
+	how := "at random by weight"
+	switch mode {
+	case "userspace":
+		how = "in turn by weight"
+	case "kernelspace":
+		how = "as HNS does"
+	}
+	with := ""
+	if mode == "ebpf" && name == model.LeastOfTwo && s.Affinity > 0 {
+		with, modes = " with session affinity", []string{"ipvs", "userspace"}
+	}
+	if slices.Contains(modes, mode) {
+		return ""
+	}
+	return fmt.Sprintf("mode %s has no scheduler %q%s and chooses endpoints %s; it is in %s", mode, name, with, how,
+		modeList(modes))
+}
+
+// modeList is for people, as "modes ebpf, ipvs and userspace".
+func modeList(modes []string) string {
+	last := len(modes) - 1
+	if last == 0 {
+		return "mode " + modes[0]
+	}
+	return "modes " + strings.Join(modes[:last], ", ") + " and " + modes[last]
+}
+
+// schedulerField is the annotation that names the scheduler.
+func (s *Service) schedulerField() string {
+	if s.ciliums {
+		return annotation(ciliumAlgorithm)
+	}
+	return annotation(schedulerAnnotation)
+}
+
 // ciliumScheduler reads Cilium's annotation. Its random is what planes without schedulers do.
 func (c *serviceReader) ciliumScheduler() {
+	c.to.ciliums = true
 	switch text := c.from.Annotations[ciliumAlgorithm]; text {
 	case "", "random":
 	case "maglev":
