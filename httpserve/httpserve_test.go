@@ -103,6 +103,21 @@ func (r *rig) tells(want map[string]int) {
 	})
 }
 
+// TestPace: a flood closes no more connections than its pace allows.
+func TestPace(t *testing.T) {
+	const flood = 30
+	l := patient()
+	l.Source, l.Pace = 1, short/10
+	r, begin := newRig(t, l, func(http.ResponseWriter, *http.Request) {}), time.Now()
+	for range flood {
+		r.client(v4, get)
+	}
+	r.tells(map[string]int{"test source": flood - 1})
+	if least := (flood - 2) * l.Pace; time.Since(begin) < least {
+		t.Errorf("%d connections were closed after %s, before %s", flood-1, time.Since(begin), least)
+	}
+}
+
 // status is that of the answer; 0: the connection ends without one.
 func status(t *testing.T, c net.Conn) int {
 	t.Helper()

@@ -26,6 +26,9 @@ type Limits struct {
 	// Header and Request bound the time until the header of a request, and all of it, has arrived. Answer bounds the time
 	// from the header to the last byte of the answer; 0: nothing does. Idle is the time between two requests.
 	Header, Request, Answer, Idle time.Duration
+	// Pace is the pause after a connection for which another one was closed. A flood then costs little processor time.
+	// Clients of that listener wait for the flood: where they must not, it is 0.
+	Pace time.Duration
 }
 
 // Health are the limits of /healthz, /livez and all health check ports together. Answers are short and at hand.
@@ -41,7 +44,7 @@ func Health() Limits {
 func Metrics() Limits {
 	return Limits{
 		Listener: "metrics", Connections: 32, Source: 16, HeaderBytes: 64 << 10, BodyBytes: 64 << 10,
-		Header: 10 * time.Second, Request: 30 * time.Second, Answer: time.Minute, Idle: 2 * time.Minute,
+		Header: 10 * time.Second, Request: 30 * time.Second, Answer: time.Minute, Idle: 2 * time.Minute, Pace: time.Millisecond,
 	}
 }
 

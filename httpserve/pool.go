@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"time"
 )
 
 // A Pool holds the connections of several servers. Its methods may be called from several goroutines.
@@ -44,6 +45,7 @@ func (l pooled) Accept() (net.Conn, error) {
 	if closed, reason := l.pool.add(c); closed != nil {
 		l.pool.report(reason)
 		_ = closed.Close()
+		time.Sleep(l.pool.limits.Pace)
 	}
 	return c, nil
 }
