@@ -44,7 +44,8 @@ func Health() Limits {
 func Metrics() Limits {
 	return Limits{
 		Listener: "metrics", Connections: 32, Source: 16, HeaderBytes: 64 << 10, BodyBytes: 64 << 10,
-		Header: 10 * time.Second, Request: 30 * time.Second, Answer: time.Minute, Idle: 2 * time.Minute, Pace: time.Millisecond,
+		Header: 10 * time.Second, Request: 30 * time.Second, Answer: time.Minute, Idle: 2 * time.Minute,
+		Pace: time.Millisecond,
 	}
 }
 

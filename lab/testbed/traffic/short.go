@@ -35,8 +35,8 @@ func (l *Watch) connect(w *client) {
 	l.answered(w, o.Backend, o.RTT)
 }
 
-// look notes what the node's kernel has of a client's port, of the faults that are told. That takes time: it comes after
-// the fault has been noted.
+// look notes what the kernel of the node has of a client's port, for the faults that are told. It takes time, and comes
+// after the fault has been noted.
 func (l *Watch) look(fault int, port uint16) {
 	l.mu.Lock()
 	told := l.counts[l.faults[fault].Kind].bad() <= mostTold
