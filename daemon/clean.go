@@ -14,19 +14,22 @@ import (
 func cleanOwn(ctx context.Context, out io.Writer, back, drain bool) error {
 	var errs []error
 	for _, p := range drivers() {
-		remove := p.Remove
-		if back && p.HandBack != nil {
-			remove = p.HandBack
-		}
 		left, err := p.Inspect()
-		if drain && left.Retired {
-			fmt.Fprintln(out, p.Name+": open connections keep what they need; remove it later: fairlead clean --own")
-			continue
+		open := 0
+		switch {
+		case err != nil:
+		case back && p.HandBack != nil:
+			err = p.HandBack(ctx, dataplane.Config{})
+		case drain && left.Rules && p.Drain != nil:
+			open, err = p.Drain(ctx, dataplane.Config{})
+		default:
+			err = p.Remove(ctx, dataplane.Config{})
 		}
-		if err == nil {
-			err = remove(ctx, dataplane.Config{})
-		}
-		if err == nil && left.Rules {
+		switch {
+		case err != nil:
+		case open > 0:
+			fmt.Fprintf(out, "%s: %d open connections keep what they need; remove it later: fairlead clean --own\n", p.Name, open)
+		case left.Rules:
 			fmt.Fprintln(out, p.Name+": removed what there was")
 		}
 		errs = append(errs, permitted(err))

@@ -16,15 +16,10 @@ func Clean(ctx context.Context, out io.Writer, log *slog.Logger) error {
 	return errors.Join(cleanOwn(ctx, out, false, false), cleanLeftovers(ctx, out, log))
 }
 
-// CleanOwn does that without kube-proxy's, which may be back already.
-func CleanOwn(ctx context.Context, out io.Writer) error { return handBack(ctx, out, false) }
-
-// HandBack does that, too, and leaves what open connections need of a plane that another one has replaced.
-func HandBack(ctx context.Context, out io.Writer) error { return handBack(ctx, out, true) }
-
-func handBack(ctx context.Context, out io.Writer, drain bool) error {
+// CleanOwn does that without kube-proxy's, which may be back already, and leaves what open connections need.
+func CleanOwn(ctx context.Context, out io.Writer) error {
 	back, err := usesIPVS()
-	return errors.Join(err, cleanOwn(ctx, out, back, drain))
+	return errors.Join(err, cleanOwn(ctx, out, back, true))
 }
 
 // usesIPVS reports whether kube-proxy has been here in mode ipvs, since Fairlead has removed what it had left.

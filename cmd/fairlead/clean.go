@@ -38,7 +38,8 @@ func cleanCommand() *cobra.Command {
 		o.socket = socket.Value.String()
 		return clean(c.Context(), o)
 	}
-	c.Flags().BoolVar(&o.own, "own", false, "only what Fairlead has made: for a node where kube-proxy is back")
+	c.Flags().BoolVar(&o.own, "own", false,
+		"only what Fairlead has made, and no open connection needs: for a node where kube-proxy is back")
 	c.Flags().BoolVar(&o.force, "force", false, "clean even while Fairlead runs here, which will restore its rules")
 	return c
 }

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"net"
 	"strings"
 	"testing"
+
+	"fairlead.dev/fairlead/lab/eventually"
 )
 
 // Beside a running Fairlead, clean refuses, as the agent would restore everything, unless it is forced.
@@ -26,5 +29,29 @@ func TestClean_besideRun(t *testing.T) {
 	w.runs("fairlead", "clean --own --control-socket "+w.socket, 0, "nothing was left of Fairlead\n")
 	if after := w.ruleset(); after != "" {
 		t.Errorf("it has left\n%s", after)
+	}
+}
+
+// After mode ebpf, open connections go on. What they need goes once they have ended.
+func TestClean_ebpf(t *testing.T) {
+	w := newMachine(t)
+	w.configure("ebpf", "")
+	p := w.start("--config", w.config())
+	var open []net.Conn
+	for from, to := range everywhere() {
+		open = append(open, w.dial(from, to))
+	}
+	p.end()
+	w.runs("fairlead", "clean --own", 0, "ebpf: 2 open connections keep what they need")
+	for _, c := range open {
+		w.talksOver(c, "after clean --own")
+		_ = c.Close()
+	}
+	eventually.True(t, "clean --own removes the rest", func() bool {
+		_, out := w.execute("clean", "--own")
+		return out == "ebpf: removed what there was\n"
+	})
+	if left := w.pins() + w.ruleset(); left != "" {
+		t.Errorf("it has left\n%s", left)
 	}
 }

@@ -149,7 +149,7 @@ func TestRun_ipvs(t *testing.T) {
 		t.Error(err)
 	}
 	_ = p.Wait()
-	w.runs("fairlead", "clean --own", 0, "ipvs: removed what there was")
+	w.runs("fairlead", "clean", 0, "ipvs: removed what there was")
 	if left := w.servers() + w.tables() + w.localRoutes(); left != "" {
 		t.Errorf("after fairlead clean there is\n%s", left)
 	}

@@ -115,7 +115,7 @@ func (m *migration) back(ctx context.Context, s *seen) error {
 func (m *migration) goBack(ctx context.Context, s *seen) error {
 	var status answer.Status
 	if m.Get(ctx, "/status", &status.Report) == nil && status.Plane == "ebpf" {
-		// Its connections end with its programs. As those of a plane that is replaced they stay.
+		// Its programs decide before rules of kube-proxy do.
 		if err := m.switchTo(ctx, "nftables"); err != nil {
 			return err
 		}
@@ -145,7 +145,7 @@ func (m *migration) goBack(ctx context.Context, s *seen) error {
 	if err != nil {
 		return err
 	}
-	return daemon.HandBack(ctx, os.Stderr)
+	return daemon.CleanOwn(ctx, os.Stderr)
 }
 
 // synced is a line of the metrics of a kube-proxy that has made its rules. It is healthy before that.
