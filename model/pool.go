@@ -32,8 +32,8 @@ type Pool struct {
 	Backends []Backend     // sorted, unique by address and port; at least one has a weight
 	Affinity time.Duration // how long after its last connection a client keeps its backend; 0: not at all
 	// Scheduler is one of Schedulers, by which a plane that has them chooses a backend; empty: the one
-	// that the plane is configured to. The ebpf plane has mh, by the client's address, and without affinity twos; userspace
-	// has twos, and else takes backends in turn; all others choose at random, by weight.
+	// that the plane is configured to. The ebpf plane has mh, by the client's address, and without affinity twos;
+	// userspace has twos, and else takes backends in turn; all others choose at random, by weight.
 	Scheduler string
 }
 

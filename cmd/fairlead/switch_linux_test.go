@@ -147,6 +147,33 @@ func TestSwitch(t *testing.T) {
 	eventually.Equal(w, "tables", "fairlead fairlead-ebpf-ports", w.tablesOfIPv4) // the latter is for open connections
 }
 
+// TestSwitch_schedulers has a Service ask for a scheduler. The status names it while a data plane is in force that does
+// not have it.
+func TestSwitch_schedulers(t *testing.T) {
+	w := newMachine(t)
+	w.write("web.yaml", strings.Replace(web, "{name: web}", "{name: web, annotations: {fairlead.dev/scheduler: twos}}", 1))
+	w.configure("nftables", "")
+	w.start("--config", w.config(), "--cgroup-root", w.bed.Cgroup())
+	for _, c := range []struct{ plane, problem string }{
+		{"nftables", `mode nftables has no scheduler "twos" and chooses endpoints at random by weight`},
+		{"ebpf", ""},
+		{"iptables", `mode iptables has no scheduler "twos" and chooses endpoints at random by weight`},
+		{"userspace", ""},
+	} {
+		w.switchTo(c.plane, 0)
+		eventually.Nil(w, "the problems in mode "+c.plane, func() error {
+			problems := w.status().Problems
+			switch {
+			case len(problems) != min(1, len(c.problem)):
+			case c.problem == "", problems[0].Field == "metadata.annotations[fairlead.dev/scheduler]" &&
+				strings.HasPrefix(problems[0].Reason, c.problem):
+				return nil
+			}
+			return fmt.Errorf("%v", problems)
+		})
+	}
+}
+
 // TestSwitch_fails has switches be interrupted and refused; the data plane that was there stays, alone.
 func TestSwitch_fails(t *testing.T) {
 	w := newMachine(t)

@@ -15,16 +15,16 @@ import (
 )
 
 // A pool whose scheduler is twos has each connection go to one of two backends that are drawn by weight: to that with
-// fewer open connections for its weight. The programs count connections where they see them begin and end, and the agent
-// corrects what they miss:
+// fewer open connections for its weight. The programs count connections where they see them begin and end, and the
+// agent corrects what they miss:
 //
 //	connect ─ a socket has a place ─► +1      it closes, or asks for something else ─► -1 ─┐
 //	first packet of a flow ─────────► +1      both sides have ended, or one has reset ─► -1 ─┴─► loads[pool, backend]
 //	Audit: sockets that have places ─┐
 //	sweep: flows that are open ──────┴─ differ from the load, as they did at the look before ─► the lesser difference
 //
-// While agents look, connections begin and end. Only a difference that two looks have found is none of these. UDP sockets
-// that are not connected do not count.
+// While agents look, connections begin and end. Only a difference that two looks have found is none of these. UDP
+// sockets that are not connected do not count.
 
 // loadsInterval is the time between two looks at sockets.
 const loadsInterval = 2 * time.Second

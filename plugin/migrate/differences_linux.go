@@ -101,7 +101,8 @@ func ofIPVS() []difference {
 	return []difference{
 		{Note, "ipvs", "!ipvs", "ipvs.scheduler rr, wrr", "random by weight", "", scheduledBy("", "rr", "wrr", "twos")},
 		{Changes, "ipvs", "!ipvs", "ipvs.scheduler lc, wlc, sed, nq, lblc, lblcr, fo, ovf",
-			"random by weight, however busy a backend is", "stay with `ipvs` where connections are few and long",
+			"random by weight, however busy a backend is", "stay with `ipvs` where connections are few and long, or in `ebpf` " +
+				"annotate `fairlead.dev/scheduler: twos`",
 			scheduledBy("lc", "wlc", "sed", "nq", "lblc", "lblcr", "fo", "ovf")},
 		{Changes, "ipvs", "!ipvs", "ipvs.scheduler sh, dh, mh", "random by weight: a client meets another backend each time",
 			"set `sessionAffinity: ClientIP`, or in `ebpf` annotate `fairlead.dev/scheduler: mh`",
@@ -169,10 +170,10 @@ func ofOtherProxies() []difference {
 	cilium := "service.cilium.io/"
 	return []difference{
 		{Changes, "", netfilter, "fairlead.dev/scheduler, service.cilium.io/lb-algorithm", "random by weight",
-			"take `ipvs`, or `ebpf` for `mh` and `twos`", annotated("fairlead.dev/scheduler", "", cilium+"lb-algorithm", "maglev",
-				cilium+"lb-algorithm", "least-of-two")},
-		{Changes, "", "ebpf", "fairlead.dev/scheduler", "random by weight, but for `mh` and `twos`", "take `ipvs`, or one of these",
-			services(func(o *corev1.Service) bool {
+			"take `ipvs`, or `ebpf` for `mh` and `twos`", annotated("fairlead.dev/scheduler", "",
+				cilium+"lb-algorithm", "maglev", cilium+"lb-algorithm", "least-of-two")},
+		{Changes, "", "ebpf", "fairlead.dev/scheduler", "random by weight, but for `mh` and `twos`",
+			"take `ipvs`, or one of these", services(func(o *corev1.Service) bool {
 				own, is := o.Annotations["fairlead.dev/scheduler"]
 				return is && !slices.Contains([]string{"mh", "twos", "least-of-two"}, own)
 			})},
