@@ -28,7 +28,8 @@ func cleanOwn(ctx context.Context, out io.Writer, back, drain bool) error {
 		switch {
 		case err != nil:
 		case open > 0:
-			fmt.Fprintf(out, "%s: %d open connections keep what they need; remove it later: fairlead clean --own\n", p.Name, open)
+			fmt.Fprintf(out, "%s: %d open connections keep what they need; remove it later: fairlead clean --own\n",
+				p.Name, open)
 		case left.Rules:
 			fmt.Fprintln(out, p.Name+": removed what there was")
 		}

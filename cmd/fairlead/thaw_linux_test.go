@@ -110,10 +110,6 @@ func kinds() []kind {
 	}
 }
 
-func families() map[string]uint8 {
-	return map[string]uint8{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6}
-}
-
 // netfilter calls f with a socket of the node.
 func (m machine) netfilter(f func(*nfnetlink.Socket) error) {
 	m.Helper()
