@@ -32,7 +32,7 @@ func TestClean_besideRun(t *testing.T) {
 	}
 }
 
-// After mode ebpf, open connections go on. What they need goes once they have ended.
+// After mode ebpf, open connections go on. Their programs go once they have ended.
 func TestClean_ebpf(t *testing.T) {
 	w := newMachine(t)
 	w.configure("ebpf", "")

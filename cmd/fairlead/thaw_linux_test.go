@@ -69,7 +69,7 @@ func command(name, save, load string) facility {
 		}}
 }
 
-// pack makes a text short that nobody can read.
+// pack makes a text short. People cannot read it anyway.
 func pack(text string) string {
 	if text == "" {
 		return ""
@@ -90,8 +90,8 @@ func (m machine) unpack(text string) string {
 	return string(b)
 }
 
-// kind is a kind of objects of nf_tables. What the kernel lists of one makes it again, but for some attributes: nft's
-// text would lack what Fairlead keeps in the user data.
+// kind is a kind of objects of nf_tables. The listing of an object makes it again, but for some attributes. The text of
+// nft lacks what Fairlead keeps in the user data.
 type kind struct {
 	name   string
 	make   uint16   // the message that makes one; the next number lists them
