@@ -109,7 +109,7 @@ func serveSlowly(b *testing.B, bed *testbed.Bed, pod string, takes time.Duration
 			if err != nil {
 				return
 			}
-			<-time.After(takes)
+			time.Sleep(takes) //nolint:forbidigo // the work of a server
 			_, _ = conn.Write([]byte("."))
 			conn.Close()
 		}
@@ -124,7 +124,8 @@ func (c slowCluster) ask(ctx context.Context, chance *rand.Rand) (took []time.Du
 	var mu sync.Mutex
 	var errs []error
 	pause := float64(servesIn*slowness) / 3 / busy
-	for end := time.Now().Add(slowLasts); time.Now().Before(end); <-time.After(time.Duration(chance.ExpFloat64() * pause)) {
+	for end := time.Now().Add(slowLasts); time.Now().Before(end); {
+		time.Sleep(time.Duration(chance.ExpFloat64() * pause)) //nolint:forbidigo // the pace of clients
 		all.Go(func() {
 			began := time.Now()
 			conn, err := c.bed.Dial(ctx, c.from, model.TCP, c.to)
