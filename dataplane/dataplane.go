@@ -103,6 +103,9 @@ type Observed interface {
 	// seconds what they were sent. It returns how many it has found since the last call. It may go on after the call, and
 	// rest where it takes long.
 	ResetOrphans(ctx context.Context, gone Gone) (int, error)
+	// CloseIdle closes some of the open connections of TCP. A plane of several parts asks for each of them. It returns how
+	// many it has closed since the last call, and may go on after the call as ResetOrphans does.
+	CloseIdle(ctx context.Context, of *Idle) (int, error)
 	// Describe says whose the kernel objects are, where their names do not: a line for each object as the tool that lists
 	// them names it. It asks no kernel.
 	Describe() []string
@@ -110,6 +113,19 @@ type Observed interface {
 
 // Gone are backends that no pool has any more, and until when they are remembered.
 type Gone = map[netip.AddrPort]time.Time
+
+// Idle says which connections are to be closed.
+type Idle struct {
+	Backends map[netip.AddrPort]bool // of those that are asked for
+	// Choose returns the places of those that are to be closed. It may be called by another goroutine.
+	Choose func([]Open) []int
+}
+
+// Open is a connection that is open.
+type Open struct {
+	Service, Backend netip.AddrPort // where its client has gone, and where that led
+	Idle             time.Duration  // for how long nothing has passed; 0: also if it cannot be closed
+}
 
 // Base is for planes to embed: they override what they need of Handover and Observed.
 type Base struct{}
@@ -143,6 +159,9 @@ func (Base) Outcomes(context.Context, bool, func(model.Outcome)) error { return 
 
 // ResetOrphans implements Observed.
 func (Base) ResetOrphans(context.Context, Gone) (int, error) { return 0, nil }
+
+// CloseIdle implements Observed.
+func (Base) CloseIdle(context.Context, *Idle) (int, error) { return 0, nil }
 
 // Describe implements Observed.
 func (Base) Describe() []string { return nil }

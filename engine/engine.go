@@ -132,6 +132,7 @@ type Engine struct {
 	saves      saves
 	looks      looks
 	orphans    orphans
+	rebalances rebalances
 	recurrence recurrence
 	problems   problems
 	usedUp     map[string]service.Problem // by namespace, of shares of which clients have used all
@@ -189,6 +190,7 @@ func New(o Options) *Engine {
 		problems:    newProblems(),
 		looks:       looks{asked: make(chan service.Ask, maxAsks)},
 		orphans:     orphans{gone: dataplane.Gone{}},
+		rebalances:  rebalances{until: map[model.PoolID]time.Time{}},
 	}
 	e.queue = e.newQueue()
 	e.status.set(Status{NodeEligible: true})
@@ -266,9 +268,11 @@ func (e *Engine) turn(ctx context.Context) error {
 	if e.options.ResetOrphans {
 		e.orphans.follow(&change)
 	}
+	e.rebalances.follow(&change)
 	err := e.program(ctx, change)
 	e.save(ctx)
 	e.resetOrphans(ctx)
+	e.rebalance(ctx)
 	if len(e.cost.shares) > 0 {
 		e.rests.charge(&e.cost)
 	}
@@ -338,7 +342,7 @@ func (e *Engine) due() time.Time {
 	if e.learns() && e.looks.at.Before(due) {
 		due = e.looks.at
 	}
-	for _, at := range []time.Time{e.tidy.at, e.orphans.at} {
+	for _, at := range []time.Time{e.tidy.at, e.orphans.at, e.rebalances.next} {
 		if !at.IsZero() && at.Before(due) {
 			due = at
 		}

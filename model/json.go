@@ -29,6 +29,7 @@ func (s *State) MarshalJSON() ([]byte, error) {
 		Name            string    `json:"name"`
 		AffinitySeconds float64   `json:"affinitySeconds,omitempty"`
 		Scheduler       string    `json:"scheduler,omitempty"`
+		Rebalance       float64   `json:"rebalanceSeconds,omitempty"`
 		Backends        []backend `json:"backends"`
 	}
 	type guard struct {
@@ -63,7 +64,8 @@ func (s *State) MarshalJSON() ([]byte, error) {
 	}
 	for _, id := range slices.SortedFunc(maps.Keys(s.Pools), PoolID.Compare) {
 		p := s.Pools[id]
-		row := pool{Name: id.String(), AffinitySeconds: p.Affinity.Seconds(), Scheduler: p.Scheduler}
+		row := pool{Name: id.String(), AffinitySeconds: p.Affinity.Seconds(), Scheduler: p.Scheduler,
+			Rebalance: p.Rebalance.Seconds()}
 		for _, b := range p.Backends {
 			row.Backends = append(row.Backends, backend{b.AddrPort().String(), b.Local, b.Weight})
 		}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"fairlead.dev/fairlead/lab/sample"
 )
@@ -165,6 +166,9 @@ func TestDiff(t *testing.T) {
 			}
 			if r.IntN(3) == 0 {
 				p.Scheduler = Schedulers()[r.IntN(2)]
+			}
+			if r.IntN(3) == 0 {
+				p.Rebalance = time.Second
 			}
 			s.Pools[id] = p
 		}

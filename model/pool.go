@@ -35,6 +35,9 @@ type Pool struct {
 	// that the plane is configured to. The ebpf plane has mh, by the client's address, and without affinity twos;
 	// userspace has twos, and else takes backends in turn; all others choose at random, by weight.
 	Scheduler string
+	// Rebalance is the time after which a silent connection of TCP may be closed, while backends have uneven shares of the
+	// open ones; 0: none is closed.
+	Rebalance time.Duration
 }
 
 // LeastOfTwo is the scheduler that takes, of two backends drawn at random, the one with fewer open connections.
@@ -47,7 +50,8 @@ func Schedulers() []string {
 
 // Equal reports whether two rows say the same.
 func (p Pool) Equal(o Pool) bool {
-	return p.Affinity == o.Affinity && p.Scheduler == o.Scheduler && slices.Equal(p.Backends, o.Backends)
+	return p.Affinity == o.Affinity && p.Scheduler == o.Scheduler && p.Rebalance == o.Rebalance &&
+		slices.Equal(p.Backends, o.Backends)
 }
 
 // Serving yields the backends that take new connections.

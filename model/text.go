@@ -22,6 +22,7 @@ import (
 //	pods 10.244.0.0/16
 //	pods interface cali*
 //	pool default/web:http cluster affinity 3h0m0s scheduler mh
+//	pool default/web:grpc cluster rebalance 10s
 //	pool default/web:http cluster6
 
 var (
@@ -95,6 +96,9 @@ func (p Pool) words() (s string) {
 	}
 	if p.Scheduler != "" {
 		s += " scheduler " + p.Scheduler
+	}
+	if p.Rebalance != 0 {
+		s += " rebalance " + p.Rebalance.String()
 	}
 	return s
 }
@@ -236,6 +240,9 @@ func (p *lineParser) row(s *State) {
 		}
 		if p.option("scheduler") {
 			pool.Scheduler = p.next()
+		}
+		if p.option("rebalance") {
+			pool.Rebalance = parse(p, time.ParseDuration)
 		}
 		s.Pools[id] = pool
 	case "backend":

@@ -178,6 +178,9 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 	for i := range pools {
 		if used[i] {
 			pool := model.Pool{Backends: s.backends(i), Affinity: c.service.Affinity, Scheduler: scheduler}
+			if p.Protocol == model.TCP {
+				pool.Rebalance = c.service.Rebalance
+			}
 			c.rows.Pools = append(c.rows.Pools, model.Row[model.PoolID, model.Pool]{Key: pools[i], Value: pool})
 		}
 	}

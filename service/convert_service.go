@@ -34,6 +34,7 @@ func FromService(o *corev1.Service) (*Service, []Problem) {
 	c.health()
 	c.to.Barrier = c.word(barrierAnnotation, "false is assumed", "false", "true") == "true"
 	c.to.Hooked = c.word(flowtableAnnotation, "the setting flowtable holds", "off") == "off"
+	c.rebalance()
 	c.to.Preserve = o.Annotations[preserveAnnotation] == "true"
 	if c.to.Ignored = notOurs(o); c.to.Ignored != "" {
 		return c.to, nil
@@ -279,6 +280,27 @@ func (c *serviceReader) externalFailover() {
 
 // flowtableAnnotation has each packet of a Service's connections pass the hooks, where policies look at it.
 const flowtableAnnotation = "fairlead.dev/flowtable" // off, or what is configured
+
+// rebalanceAnnotation has connections closed that are idle for so long, where endpoints that came later have too few.
+const rebalanceAnnotation = "fairlead.dev/rebalance"
+
+const minRebalance, maxRebalance = 2 * time.Second, time.Hour
+
+// rebalance reads the annotation. Of connections that go past the hooks it is not known how long they are idle.
+func (c *serviceReader) rebalance() {
+	text, ok := c.from.Annotations[rebalanceAnnotation]
+	d, err := time.ParseDuration(strings.TrimSpace(text))
+	switch {
+	case !ok:
+	case err != nil || d < minRebalance || d > maxRebalance:
+		c.add(annotation(rebalanceAnnotation), "%.40q is no time from %s to %s; connections stay where they are", text,
+			minRebalance, maxRebalance)
+	case c.to.Affinity > 0:
+		c.add(annotation(rebalanceAnnotation), "has no effect: with sessionAffinity clients come back to their endpoints")
+	default:
+		c.to.Rebalance, c.to.Hooked = d, true
+	}
+}
 
 // word is that of an annotation, if it is one of some; empty: it is not.
 func (c *serviceReader) word(name, otherwise string, words ...string) string {

@@ -112,6 +112,9 @@ func (c *compiler) unsupportedOfAll() {
 	if c.service.SourceRanges != nil && len(c.service.LoadBalancerIPs) > 0 {
 		lacks("spec.loadBalancerSourceRanges", "HNS lets in clients from everywhere")
 	}
+	if c.service.Rebalance != 0 {
+		lacks(annotation(rebalanceAnnotation), "HNS does not tell which connections are idle; they stay where they are")
+	}
 	if c.service.Affinity != 0 && c.service.Affinity != defaultAffinity {
 		lacks("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "HNS has no such time; clients keep their endpoints")
 	}

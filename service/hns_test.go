@@ -95,7 +95,7 @@ endpoints:
 - {addresses: [10.244.2.13], nodeName: node-b}
 ---
 kind: Service
-metadata: {name: empty, namespace: shop}
+metadata: {name: empty, namespace: shop, annotations: {fairlead.dev/rebalance: 10s}}
 spec: {clusterIPs: [10.96.0.12], clusterIP: 10.96.0.12, type: LoadBalancer, ports: [{port: 81, protocol: TCP}]}
 status: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}
 ---
@@ -125,6 +125,7 @@ frontend 203.0.113.10:80/tcp any forward shop/web:http local snat never at LoadB
 frontend 203.0.113.10:81/tcp any reject shop/empty at LoadBalancer IP
 frontend 203.0.113.11:32000/tcp any forward shop/local:healthCheckNodePort local snat always at healthCheckNodePort
 frontend 203.0.113.11:80/tcp any forward shop/local local snat never at LoadBalancer IP
+problem (unsupported) Service shop/empty: metadata.annotations[fairlead.dev/rebalance]: HNS does not tell which connections are idle; they stay where they are
 problem (unsupported) Service shop/empty: spec.ports: port 81/tcp has no endpoints; HNS cannot refuse connections, so clients get no answer
 problem (unsupported) Service shop/local: spec.externalTrafficPolicy: port 80/tcp: HNS gives clients of this node, too, only its own endpoints there
 problem (unsupported) Service shop/web: metadata.annotations[fairlead.dev/weights]: port 80/tcp: HNS has no weights; its endpoints get equal shares

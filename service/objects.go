@@ -25,6 +25,7 @@ type Service struct {
 	SourceRanges        []netip.Prefix // loadBalancerSourceRanges; nil: all clients, otherwise these alone
 	Ports               []Port
 	Affinity            time.Duration // ClientIP affinity's timeout; 0: none
+	Rebalance           time.Duration // annotation rebalance; 0: none
 	HealthCheckNodePort uint16        // 0: none
 	Scheduler           Scheduler     // 0: the one that is configured
 	ciliums             bool          // Cilium's annotation says so

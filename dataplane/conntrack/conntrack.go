@@ -78,6 +78,10 @@ func wrap(wrapped dataplane.New, others bool, carries func(netip.Addr) bool) dat
 			Dataplane: inner, config: c, conntrack: socket, others: others, carries: carries,
 			udp:   udpRows{rows: map[model.Key]*udpPool{}, pools: map[model.PoolID]*udpPool{}},
 			looks: shared, attempts: attempts{looks: shared, config: c, lost: map[netip.AddrPort]bool{}},
+			idle: idle{
+				network: network, relayed: c.RelayMark(), mark: c.RelayMark() | cmp.Or(c.Mark, dataplane.DefaultMark),
+				deaf: map[orphan]time.Time{},
+			},
 			orphans:  orphans{looks: shared, network: network, relayed: c.RelayMark(), until: map[orphan]time.Time{}},
 			outcomes: outcomes.Watch{Network: network},
 		}
@@ -95,6 +99,7 @@ type plane struct {
 	conntrack *nfnetlink.Socket
 	looks     *looks
 	attempts  attempts
+	idle      idle
 	orphans   orphans
 	outcomes  outcomes.Watch
 	traffic   *traffic              // nil: not counted here
@@ -430,6 +435,8 @@ func (v stateView) removed(at model.Key) bool {
 func (p *plane) Close() error {
 	p.lookBeside() // for what is left to forget
 	p.attempts.look()
+	p.idle.Lock() // after its look
+	defer p.idle.Unlock()
 	return errors.Join(p.orphans.close(), p.looks.conntrack.Close(), p.outcomes.Close(), p.orphans.network.Close(),
 		p.traffic.close(), p.conntrack.Close(), p.Dataplane.Close())
 }

@@ -108,14 +108,14 @@ func (o *orphans) look(gone dataplane.Gone, done chan<- struct{}) {
 
 // find returns the orphans that are not in the sets.
 func (o *orphans) find(gone dataplane.Gone) (found []orphan, err error) {
-	renewed, repeats, err := o.renewed()
+	renewed, established, err := renewed(o.network)
 	if err != nil || len(gone) == 0 {
 		return nil, err
 	}
 	_, err = tracked.List(o.conntrack, func(f *tracked.Flow) bool {
 		_, is := gone[f.Answers]
 		who := orphan{f.From, f.Answers}
-		unheard := f.Left < renewed-silence && (f.Unheard || f.Resumed && repeats)
+		unheard := f.Left < renewed-silence && (f.Unheard || f.Resumed && established > renewed)
 		if is && f.To != f.Answers && f.Mark&o.relayed == 0 && unheard &&
 			o.until[who].IsZero() && len(o.until)+len(found) < maxOrphans {
 			found = append(found, who)
@@ -140,11 +140,10 @@ func flowsTo(backends iter.Seq[netip.AddrPort]) (filters []tracked.Filter) {
 	return filters
 }
 
-// renewed is for how long a packet has a connection remembered that has unacknowledged data, at least, and whether
-// others are remembered for longer.
-func (o *orphans) renewed() (least time.Duration, repeats bool, err error) {
+// renewed is for how long a packet has a connection remembered: one that has unacknowledged data, at least, and others.
+func renewed(network namespace.Namespace) (least, established time.Duration, err error) {
 	least = time.Duration(1<<63 - 1)
-	err = o.network.Do(func() error {
+	err = network.Do(func() error {
 		for _, timeout := range []string{"unacknowledged", "max_retrans", "established"} {
 			text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_" + timeout)
 			if err != nil {
@@ -154,12 +153,12 @@ func (o *orphans) renewed() (least time.Duration, repeats bool, err error) {
 			if _, err := fmt.Sscan(string(text), &seconds); err != nil {
 				return err
 			}
-			repeats = time.Duration(seconds)*time.Second > least // at last: established
-			least = min(least, time.Duration(seconds)*time.Second)
+			established = time.Duration(seconds) * time.Second // at last
+			least = min(least, established)
 		}
 		return nil
 	})
-	return least, repeats, err
+	return least, established, err
 }
 
 // reset has the next packet of each client answered by a reset. The tables go with the last orphan.
@@ -179,17 +178,7 @@ func (o *orphans) reset(found []orphan) error {
 			return err
 		}
 	}
-	tx := &nft.Transaction{}
-	for _, t := range o.tables {
-		t.Tx = tx
-		for _, of := range found {
-			if t.Family.Mine(of.backend.Addr()) {
-				key := append(nft.EncodeBackend(of.client), nft.EncodeBackend(of.backend)...)
-				t.Timed(t.Sets[0], key, nil, nft.Life{Lasts: orphanStays, Left: orphanStays})
-			}
-		}
-	}
-	if err := o.ruleset.Send(tx, tx.Steps); err != nil {
+	if err := addFlows(o.ruleset, o.tables, found, orphanStays); err != nil {
 		return errors.Join(err, o.closeTables())
 	}
 	for _, of := range found {
@@ -198,21 +187,50 @@ func (o *orphans) reset(found []orphan) error {
 	return nil
 }
 
-func orphanSets(f nft.Family) []*nft.Set {
-	key := []nft.Field{f.Address, nft.Port, f.Address, nft.Port}
-	return []*nft.Set{{Name: orphanSet, Flags: unix.NFT_SET_TIMEOUT, Key: key}}
+// addFlows puts flows into the first set of tables.
+func addFlows(r *nft.Ruleset, tables []*nft.Table, flows []orphan, last time.Duration) error {
+	tx := &nft.Transaction{}
+	for _, t := range tables {
+		t.Tx = tx
+		for _, f := range flows {
+			if t.Family.Mine(f.backend.Addr()) {
+				t.Timed(t.Sets[0], f.key(), nil, nft.Life{Lasts: last, Left: last})
+			}
+		}
+	}
+	return r.Send(tx, tx.Steps)
 }
 
-// resetOrphans answer a packet of a client, which has its backend's address by now.
-func resetOrphans(f nft.Family) []nft.Chain {
+// key is that of a flow in sets.
+func (o orphan) key() []byte {
+	return append(nft.EncodeBackend(o.client), nft.EncodeBackend(o.backend)...)
+}
+
+func flowKey(f nft.Family) []nft.Field { return []nft.Field{f.Address, nft.Port, f.Address, nft.Port} }
+
+// inSet goes on with packets of flows in a set.
+func inSet(f nft.Family, set string) []any {
 	n := f.Address.Words()
-	rule := nft.NewRule("reset", nft.IsProtocol(unix.IPPROTO_TCP),
-		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)}, nft.Equals([]byte{0}),
+	return append(nft.IsProtocol(unix.IPPROTO_TCP),
 		nft.Tuple{Key: f.CtSource, Register: nft.Word(0)},
 		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(n)},
 		nft.Tuple{Key: f.CtSource, Register: nft.Word(n + 1), Reply: true},
 		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(2*n + 1), Reply: true},
-		nft.In(orphanSet), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+		nft.In(set))
+}
+
+// fromClient goes on with packets of clients.
+func fromClient() []any {
+	return []any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: nft.Word(0)}, nft.Equals([]byte{0})}
+}
+
+func orphanSets(f nft.Family) []*nft.Set {
+	return []*nft.Set{{Name: orphanSet, Flags: unix.NFT_SET_TIMEOUT, Key: flowKey(f)}}
+}
+
+// resetOrphans answer a packet of a client, which has its backend's address by now.
+func resetOrphans(f nft.Family) []nft.Chain {
+	rule := nft.NewRule("reset", fromClient(), inSet(f, orphanSet), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	hook := func(name string, number uint32) nft.Chain {
 		return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number}, Rules: []nft.Rule{rule}}
 	}

@@ -13,7 +13,11 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-func TestOrphans(t *testing.T) {
+func TestOrphans(t *testing.T) { testOrphans(t, outcomestest.Orphans.Run) }
+
+func TestCloseIdle(t *testing.T) { testOrphans(t, outcomestest.Orphans.RunIdle) }
+
+func testOrphans(t *testing.T, run func(outcomestest.Orphans, dataplane.Dataplane)) {
 	for name, newPlane := range map[string]dataplane.New{
 		"nftables": nftables.New, "iptables": iptables.New(iptables.Options{Backend: iptables.NFTables}),
 	} {
@@ -40,9 +44,9 @@ func TestOrphans(t *testing.T) {
 						t.Error(err)
 					}
 				})
-				outcomestest.Orphans{
+				run(outcomestest.Orphans{
 					TB: t, Bed: bed, SNAT: snat, From: []testbed.Place{testbed.Node, "client", testbed.Outside},
-				}.Run(p)
+				}, p)
 			})
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/mdlayher/netlink"
@@ -49,8 +50,8 @@ type bereft struct {
 	protocols []model.Protocol
 	// of reports whether it may be one that was led from a service to a backend.
 	of func(p model.Protocol, service, backend netip.AddrPort) bool
-	// unheard leaves out those whose backend acknowledges what it is sent.
-	unheard bool
+	// wants reports whether one of them is; nil: all are.
+	wants   func(s diagSocket, service netip.AddrPort) bool
 	aborted int
 }
 
@@ -73,7 +74,8 @@ func (p *Plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (n int, e
 		return n, err
 	}
 	orphans := &bereft{
-		protocols: []model.Protocol{model.TCP}, unheard: true,
+		protocols: []model.Protocol{model.TCP},
+		wants:     func(s diagSocket, _ netip.AddrPort) bool { return s.unheard },
 		of: func(_ model.Protocol, _, backend netip.AddrPort) bool {
 			_, is := gone[backend]
 			return is
@@ -81,6 +83,40 @@ func (p *Plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (n int, e
 	}
 	err = errors.Join(err, p.abort(orphans))
 	return n + orphans.aborted, err
+}
+
+// CloseIdle implements dataplane.Observed. Flows of packets stay.
+func (p *Plane) CloseIdle(ctx context.Context, of *dataplane.Idle) (n int, err error) {
+	if p.behind != nil {
+		n, err = p.behind.CloseIdle(ctx, of)
+	}
+	if p.sockets == nil {
+		return n, err
+	}
+	var open []dataplane.Open
+	var cookies []uint64
+	look := &bereft{
+		protocols: []model.Protocol{model.TCP},
+		of:        func(_ model.Protocol, _, backend netip.AddrPort) bool { return of.Backends[backend] },
+		wants: func(s diagSocket, service netip.AddrPort) bool {
+			open = append(open, dataplane.Open{Service: service, Backend: s.peer(), Idle: s.idle})
+			cookies = append(cookies, s.cookie())
+			return false
+		},
+	}
+	err = errors.Join(err, p.abort(look))
+	chosen := map[uint64]time.Duration{}
+	for _, i := range of.Choose(open) {
+		chosen[cookies[i]] = open[i].Idle
+	}
+	if len(chosen) > 0 {
+		look.wants = func(s diagSocket, _ netip.AddrPort) bool {
+			idle, is := chosen[s.cookie()]
+			return is && s.idle >= idle // else it has been used meanwhile
+		}
+		err = errors.Join(err, p.abort(look))
+	}
+	return n + look.aborted, err
 }
 
 // abort aborts sockets in all namespaces where there may be some.
@@ -226,14 +262,11 @@ func (p *Plane) abortSockets(conn *netlink.Conn, family uint8, protocol model.Pr
 		return fmt.Errorf("list %s sockets: %w", protocol, err)
 	}
 	for _, socket := range sockets {
-		if b.unheard && !socket.unheard {
-			continue
-		}
 		service, ok, err := p.service(socket)
 		if err != nil {
 			return err
 		}
-		if !ok || !b.of(protocol, service, socket.peer()) {
+		if !ok || !b.of(protocol, service, socket.peer()) || b.wants != nil && !b.wants(socket, service) {
 			continue
 		}
 		if err := socket.destroy(conn); err != nil && !errors.Is(err, unix.ENOENT) { // it has been closed
@@ -338,8 +371,9 @@ type diagSocket struct {
 	family   uint8
 	protocol model.Protocol
 	states   uint32
-	id       [diagID]byte // ports, addresses, interface, cookie
-	unheard  bool         // of TCP: see socket.Unheard
+	id       [diagID]byte  // ports, addresses, interface, cookie
+	unheard  bool          // of TCP: see socket.Unheard
+	idle     time.Duration // likewise: see socket.Idle
 }
 
 func (d diagSocket) request() []byte {
@@ -369,9 +403,10 @@ func listSockets(conn *netlink.Conn, like diagSocket) ([]diagSocket, error) {
 	var sockets []diagSocket
 	for _, m := range messages {
 		if len(m.Data) >= diagMessage {
+			info := nfnetlink.Attribute(m.Data[diagMessage:], attrInfo)
 			sockets = append(sockets, diagSocket{
 				m.Data[0], like.protocol, like.states, [diagID]byte(m.Data[diagMessageID:]),
-				socket.Unheard(nfnetlink.Attribute(m.Data[diagMessage:], attrInfo)),
+				socket.Unheard(info), socket.Idle(info),
 			})
 		}
 	}

@@ -159,6 +159,15 @@ func (p *plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (int, err
 	return n, err
 }
 
+// CloseIdle implements dataplane.Observed.
+func (p *plane) CloseIdle(ctx context.Context, of *dataplane.Idle) (int, error) {
+	n, err := p.Dataplane.CloseIdle(ctx, of)
+	if p.relay != nil {
+		n += p.relay.CloseIdle(of)
+	}
+	return n, err
+}
+
 // start makes the relay. It leaves files to the listeners, and to the rest of the process.
 func (p *plane) start() {
 	files := share.Files() - share.Reserve()

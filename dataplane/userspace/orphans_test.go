@@ -9,9 +9,15 @@ import (
 	"fairlead.dev/fairlead/lab/testbed"
 )
 
-func TestOrphans(t *testing.T) { byEachWay(t, testOrphans) }
+func TestOrphans(t *testing.T) { testOrphans(t, outcomestest.Orphans.Run) }
 
-func testOrphans(t *testing.T, way userspace.Redirect) {
+func TestCloseIdle(t *testing.T) { testOrphans(t, outcomestest.Orphans.RunIdle) }
+
+func testOrphans(t *testing.T, run func(outcomestest.Orphans, dataplane.Dataplane)) {
+	byEachWay(t, func(t *testing.T, way userspace.Redirect) { testOrphansBy(t, way, run) })
+}
+
+func testOrphansBy(t *testing.T, way userspace.Redirect, run func(outcomestest.Orphans, dataplane.Dataplane)) {
 	t.Parallel()
 	n := &node{TB: t, bed: outcomestest.NewOrphansBed(t, false)}
 	n.at(testbed.Node, func() (err error) {
@@ -19,7 +25,7 @@ func testOrphans(t *testing.T, way userspace.Redirect) {
 		return err
 	})
 	t.Cleanup(func() { n.plane.Close() })
-	outcomestest.Orphans{
+	run(outcomestest.Orphans{
 		TB: t, Bed: n.bed, SNAT: "never", From: []testbed.Place{testbed.Node, "client", testbed.Outside},
-	}.Run(n.plane)
+	}, n.plane)
 }

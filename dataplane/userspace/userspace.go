@@ -780,6 +780,17 @@ func (p *Plane) Outcomes(_ context.Context, answered bool, f func(model.Outcome)
 	return nil
 }
 
+// CloseIdle implements dataplane.Observed.
+func (p *Plane) CloseIdle(ctx context.Context, of *dataplane.Idle) (n int, err error) {
+	if p.over != nil {
+		n, err = p.over.CloseIdle(ctx, of)
+	}
+	if p.proxy != nil {
+		n += p.proxy.CloseIdle(of)
+	}
+	return n, err
+}
+
 // ResetOrphans implements dataplane.Observed.
 func (p *Plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (n int, err error) {
 	if p.over != nil {

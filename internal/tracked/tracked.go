@@ -44,6 +44,9 @@ type Traffic struct{ Packets, Bytes uint64 }
 // Attempt reports whether a client of TCP has sent the first packet, and no other packet followed.
 func (f *Flow) Attempt() bool { return f.TCP == nl.TCP_CONNTRACK_SYN_SENT }
 
+// Established reports whether both sides of a connection of TCP may send.
+func (f *Flow) Established() bool { return f.TCP == nl.TCP_CONNTRACK_ESTABLISHED }
+
 // Open reports whether it is a connection, or a flow of datagrams, that may go on.
 func (f *Flow) Open() bool {
 	switch f.Protocol {

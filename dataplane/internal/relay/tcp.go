@@ -81,7 +81,7 @@ func (p *Proxy) serve(at Packet, d decision, conn *connection) {
 		p.copyBothSCTP(client, backend, conn, carried)
 		return
 	}
-	p.legs.Store(conn, leg{backend, b})
+	p.legs.Store(conn, leg{backend, b, d.key.AddrPort(), client})
 	defer p.legs.Delete(conn)
 	p.copier.Copy(&socket.Link{
 		Activity: &conn.Activity, Client: client, Backend: backend, Carried: carried, Borrow: conn.borrow,

@@ -114,6 +114,11 @@ func (c *Conn) CloseWrite() error {
 	return c.Do(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
 }
 
+// CloseRead has reads end with what has come. It does nothing to a connection that is over.
+func (c *Conn) CloseRead() {
+	_ = c.Do(func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RD) })
+}
+
 // LocalAddr is its own address and port.
 func (c *Conn) LocalAddr() (at netip.AddrPort) {
 	_ = c.Do(func(fd int) error { // of one that is closed there is none

@@ -20,6 +20,17 @@ func Unheard(info []byte) bool {
 		time.Duration(number(lastAck))*time.Millisecond >= silence
 }
 
+// Idle tells from a struct tcp_info for how long a connection has carried no data, either way; 0: there is some that is
+// not acknowledged.
+func Idle(info []byte) time.Duration {
+	const unacked, lastSent, lastReceived = 24, 44, 52 // where tcpi_unacked, _last_data_sent and _last_data_recv are
+	number := func(at int) uint32 { return binary.NativeEndian.Uint32(info[at:]) }
+	if len(info) < lastReceived+4 || number(unacked) > 0 {
+		return 0
+	}
+	return time.Duration(min(number(lastSent), number(lastReceived))) * time.Millisecond
+}
+
 // Unheard does so for the connection.
 func (c *Conn) Unheard() (is bool) {
 	info := make([]byte, unix.SizeofTCPInfo)

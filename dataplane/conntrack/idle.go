@@ -1,0 +1,220 @@
+package conntrack
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/dataplane"
+	"fairlead.dev/fairlead/dataplane/internal/socket"
+	"fairlead.dev/fairlead/internal/namespace"
+	"fairlead.dev/fairlead/internal/nfnetlink"
+	"fairlead.dev/fairlead/internal/nft"
+	"fairlead.dev/fairlead/internal/tracked"
+)
+
+// idle closes connections over which nothing passes. Connection tracking knows for how long, as each packet renews the
+// time for which it remembers them. It does not tell the numbers that a reset must have, but the client does:
+//
+//	CloseIdle ─► a goroutine lists flows ─► Choose ─► set "asked"; an ACK with a false number, as if by the Service
+//	             client: ACK with the true numbers (RFC 9293, 3.10.7.4) ─► set "heard"
+//	             goroutine ─► a reset to the client, and one to the backend; the flow is forgotten
+//
+// Anything else that passes meanwhile is another element of "heard", and the connection lives on. A number that has
+// become false does no harm. The tables are there during a round.
+type idle struct {
+	sync.Mutex // of a look
+
+	closed    int // by the last one
+	err       error
+	next      time.Time // look: not earlier
+	conntrack *nfnetlink.Socket
+	network   namespace.Namespace
+	relayed   uint32               // the mark of flows that are the process's own
+	mark      uint32               // of packets that connection tracking is not to see
+	deaf      map[orphan]time.Time // clients that have not answered, and until when they are left alone
+}
+
+const (
+	closeMost = 256 // in a round
+	idleRest  = 10
+	// Answers are looked for often, until all have come, or clients had time enough.
+	heardInterval, heardPatience = 10 * time.Millisecond, 300 * time.Millisecond
+	deafFor                      = time.Minute
+
+	askedSet, heardSet = "asked", "heard"
+)
+
+// CloseIdle implements dataplane.Observed.
+func (p *plane) CloseIdle(ctx context.Context, of *dataplane.Idle) (int, error) {
+	n, err := p.Dataplane.CloseIdle(ctx, of)
+	i := &p.idle
+	if !i.TryLock() {
+		return n, err
+	}
+	n, err, i.closed, i.err = n+i.closed, errors.Join(err, i.err), 0, nil
+	go func() {
+		defer i.Unlock()
+		if begun := time.Now(); begun.After(i.next) {
+			i.closed, i.err = i.close(of)
+			i.next = time.Now().Add(idleRest * time.Since(begun))
+		}
+	}()
+	return n, err
+}
+
+func (i *idle) close(of *dataplane.Idle) (closed int, err error) {
+	err = i.network.Do(func() (err error) {
+		i.conntrack, err = nfnetlink.Dial()
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer i.conntrack.Close()
+	flows, open, err := i.list(of.Backends)
+	if err != nil {
+		return 0, err
+	}
+	asked, all := map[string]*tracked.Flow{}, []orphan{}
+	for _, at := range of.Choose(open) {
+		if f := &flows[at]; len(all) < closeMost {
+			who := orphan{f.From, f.Answers}
+			asked[string(who.key())], all = f, append(all, who)
+		}
+	}
+	if len(all) == 0 {
+		return 0, nil
+	}
+	ruleset, tables, err := nft.OpenOwned(i.network, "fairlead-idle", idleSets, i.chains)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, ruleset.Close()) }()
+	err = addFlows(ruleset, tables, all, deafFor)
+	for _, f := range asked {
+		err = errors.Join(err, i.send(f.To, f.From, 0, false))
+	}
+	for begun := time.Now(); len(asked) > 0 && time.Since(begun) < heardPatience; time.Sleep(heardInterval) {
+		for _, t := range tables {
+			n, failed := i.hear(ruleset, t, asked)
+			closed, err = closed+n, errors.Join(err, failed)
+		}
+	}
+	for _, f := range asked {
+		i.deaf[orphan{f.From, f.Answers}] = time.Now().Add(deafFor)
+	}
+	return closed, err
+}
+
+// list lists the connections to backends.
+func (i *idle) list(of map[netip.AddrPort]bool) (flows []tracked.Flow, open []dataplane.Open, err error) {
+	now := time.Now()
+	maps.DeleteFunc(i.deaf, func(_ orphan, until time.Time) bool { return now.After(until) })
+	least, established, err := renewed(i.network)
+	if err != nil {
+		return nil, nil, err
+	}
+	flows, err = tracked.List(i.conntrack, func(f *tracked.Flow) bool {
+		return of[f.Answers] && f.To != f.Answers && f.Mark&i.relayed == 0 && f.Established()
+	}, flowsTo(maps.Keys(of))...)
+	for _, f := range flows {
+		o := dataplane.Open{Service: f.To, Backend: f.Answers}
+		acknowledged := !f.Unheard && (f.Left > least || least == established)
+		if acknowledged && i.deaf[orphan{f.From, f.Answers}].IsZero() {
+			o.Idle = max(0, established-f.Left-time.Second) // which the kernel rounds
+		}
+		open = append(open, o)
+	}
+	return flows, open, err
+}
+
+// hear closes the connections whose clients have answered.
+func (i *idle) hear(r *nft.Ruleset, t *nft.Table, asked map[string]*tracked.Flow) (closed int, err error) {
+	heard := map[string][]string{}
+	err = t.Members(r.Socket, 1, func() { clear(heard) }, func(key string, _ nft.Element) {
+		n := len(key) - 8
+		heard[key[:n]] = append(heard[key[:n]], key[n:])
+	})
+	for who, numbers := range heard {
+		f := asked[who]
+		if delete(asked, who); f == nil || len(numbers) > 1 {
+			continue
+		}
+		sent, awaited := binary.BigEndian.Uint32([]byte(numbers[0])), binary.BigEndian.Uint32([]byte(numbers[0][4:]))
+		err = errors.Join(err, i.send(f.To, f.From, awaited, true), i.send(f.Back, f.Answers, sent, true),
+			tracked.Forget(i.conntrack, []tracked.Flow{*f}))
+		closed++
+	}
+	return closed, err
+}
+
+// send sends a reset with a number, as if from an address, or an ACK that has a false one. The kernel makes it, for a
+// socket that has not connected, but is put into that state (TCP_REPAIR).
+func (i *idle) send(from, to netip.AddrPort, number uint32, reset bool) error {
+	const repair, repairAndProbe, off, sendQueue = 1, 0, -1, 2 // of linux/tcp.h
+	set := func(fd int, options ...[3]int) (err error) {
+		for _, o := range options {
+			err = errors.Join(err, unix.SetsockoptInt(fd, o[0], o[1], o[2]))
+		}
+		return err
+	}
+	return i.network.Do(func() error {
+		c, err := socket.New(unix.IPPROTO_TCP, from.Addr().Is6(), func(fd int, _ bool) error {
+			return set(fd, [3]int{unix.SOL_IP, unix.IP_TRANSPARENT, 1}, [3]int{unix.SOL_SOCKET, unix.SO_MARK, int(i.mark)},
+				[3]int{unix.SOL_TCP, unix.TCP_REPAIR, repair}, [3]int{unix.SOL_TCP, unix.TCP_REPAIR_QUEUE, sendQueue},
+				[3]int{unix.SOL_TCP, unix.TCP_QUEUE_SEQ, int(number)})
+		}, socket.Bind(from))
+		if err != nil {
+			return err
+		}
+		defer c.Close() // silently
+		if err := c.Connect(to); err != nil || !reset {
+			return errors.Join(err, c.Do(func(fd int) error {
+				return set(fd, [3]int{unix.SOL_TCP, unix.TCP_REPAIR, repairAndProbe}, [3]int{unix.SOL_TCP, unix.TCP_REPAIR, repair})
+			}))
+		}
+		defer c.Reset()
+		return c.Do(func(fd int) error { return set(fd, [3]int{unix.SOL_TCP, unix.TCP_REPAIR, off}) })
+	})
+}
+
+func idleSets(f nft.Family) []*nft.Set {
+	return []*nft.Set{
+		{Name: askedSet, Flags: unix.NFT_SET_TIMEOUT, Key: flowKey(f)},
+		{Name: heardSet, Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Key: append(flowKey(f), nft.Index, nft.Index)},
+	}
+}
+
+// chains hear what passes of connections that were asked. A packet of a client without data tells its numbers. Of all
+// others something is noted that differs.
+func (i *idle) chains(f nft.Family) []nft.Chain {
+	const flags, onlyACK, numbers, others = 0x3f, 0x10, 4, 8 // of TCP, and where these are
+	at := nft.Word(2*f.Address.Words() + 2)
+	hear := func(from uint32) []any {
+		return append(inSet(f, askedSet),
+			&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: from, Len: 8, DestRegister: at},
+			&expr.Dynset{SrcRegKey: nft.Word(0), SetName: heardSet, Operation: unix.NFT_DYNSET_OP_ADD, Timeout: deafFor})
+	}
+	rules := []nft.Rule{
+		nft.NewRule("no data", nft.TCPFlags(flags, nft.Equals([]byte{onlyACK})), fromClient(),
+			hear(numbers), nft.Accept()),
+		nft.NewRule("all else", hear(others)),
+	}
+	hook := func(name string, number uint32, priority int32, rules ...nft.Rule) nft.Chain {
+		return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number, Priority: priority}, Rules: rules}
+	}
+	return []nft.Chain{
+		hook("untracked", unix.NF_INET_LOCAL_OUT, -300, nft.NewRule("", // before connection tracking
+			nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, i.mark, 0), nft.Equals(nft.Native(i.mark)), &expr.Notrack{})),
+		hook("prerouting", unix.NF_INET_PRE_ROUTING, 0, rules...),
+		hook("output", unix.NF_INET_LOCAL_OUT, 0, rules...),
+	}
+}
