@@ -59,8 +59,8 @@ func (c *serviceReader) scheduler() {
 	c.to.Scheduler = Scheduler(i + 1)
 }
 
-// modesWith are the modes that honour a scheduler.
-func modesWith(scheduler string) []string {
+// ModesWith are the modes that honour a scheduler.
+func ModesWith(scheduler string) []string {
 	switch scheduler {
 	case "mh":
 		return []string{"ebpf", "ipvs"}
@@ -79,7 +79,7 @@ func (s *Service) unscheduled(mode string) string {
 	if name == "" || mode == "" {
 		return ""
 	}
-	modes := modesWith(name)
+	modes := ModesWith(name)
 	how := "at random by weight"
 	switch mode {
 	case "userspace":

@@ -7,19 +7,21 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/model"
+	"fairlead.dev/fairlead/service"
 )
 
 // Rows are what of the node's rows matters for the choice.
 type Rows struct {
-	Services  int `json:"services"`            // of one port each
-	SCTP      int `json:"sctp,omitempty"`      // of them
-	Affine    int `json:"affine,omitempty"`    // with session affinity
-	Scheduled int `json:"scheduled,omitempty"` // with a scheduler of IPVS's
+	Services  int            `json:"services"`            // of one port each
+	SCTP      int            `json:"sctp,omitempty"`      // of them
+	Affine    int            `json:"affine,omitempty"`    // with session affinity
+	Scheduled map[string]int `json:"scheduled,omitempty"` // by their scheduler
 }
 
 // Count looks at a State.
 func Count(s *model.State) (r Rows) {
 	seen := make(map[string]bool, len(s.Frontends))
+	r.Scheduled = map[string]int{}
 	for k, f := range s.Frontends {
 		if seen[f.Service] {
 			continue
@@ -29,7 +31,9 @@ func Count(s *model.State) (r Rows) {
 		pool := s.Pools[f.Pool]
 		r.SCTP += one(k.Protocol == model.SCTP)
 		r.Affine += one(pool.Affinity > 0)
-		r.Scheduled += one(pool.Scheduler != "")
+		if pool.Scheduler != "" {
+			r.Scheduled[pool.Scheduler]++
+		}
 	}
 	return r
 }
@@ -159,8 +163,10 @@ func (c Case) notes(plane string) (notes []string) {
 	if plane == ebpf && c.Rows.Affine > 0 {
 		notes = append(notes, "session affinity takes a pod with several addresses for one client")
 	}
-	if plane != ipvs && c.Rows.Scheduled > 0 {
-		notes = append(notes, "Services ask for schedulers, which only ipvs has")
+	for scheduler := range c.Rows.Scheduled {
+		if !slices.Contains(service.ModesWith(scheduler), plane) {
+			return append(notes, "Services ask for schedulers that it lacks")
+		}
 	}
 	return notes
 }

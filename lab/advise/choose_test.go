@@ -51,7 +51,10 @@ func choices() []choice {
 		{"session affinity", Case{Rows: Rows{Services: 100, Affine: 1}, Findings: []Finding{
 			measured(nftables, 1.2, 1.1, quick), measured(ebpf, 1.02, 1.01, quick),
 		}}, "nftables ebpf", "and as much because session affinity"},
-		{"schedulers", Case{Rows: Rows{Services: 100, Scheduled: 1}, Findings: []Finding{
+		{"a scheduler that it has", Case{Rows: Rows{Services: 100, Scheduled: map[string]int{"twos": 1}}, Findings: []Finding{
+			measured(nftables, 1.1, 1.1, quick), measured(ebpf, 1.0, 1.0, quick),
+		}}, "ebpf nftables", "It would be nftables without schedulers."},
+		{"schedulers", Case{Rows: Rows{Services: 100, Scheduled: map[string]int{"wlc": 1}}, Findings: []Finding{
 			measured(nftables, 1.2, 1.1, quick), measured(ipvs, 1.25, 1.12, quick),
 		}}, "ipvs nftables", "It would be nftables without schedulers."},
 		{"changes", Case{Rows: hundred, Findings: []Finding{

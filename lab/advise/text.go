@@ -53,7 +53,7 @@ func (c Case) otherwise(chosen string) string {
 		{"if most connections were short", c.Traffic != Short, func(c *Case) { c.Traffic = Short }},
 		{"if most connections stayed open", c.Traffic != Long, func(c *Case) { c.Traffic = Long }},
 		{"without session affinity", c.Rows.Affine > 0, func(c *Case) { c.Rows.Affine = 0 }},
-		{"without schedulers", c.Rows.Scheduled > 0, func(c *Case) { c.Rows.Scheduled = 0 }},
+		{"without schedulers", len(c.Rows.Scheduled) > 0, func(c *Case) { c.Rows.Scheduled = nil }},
 		{"with 100 times the Services", c.Rows.Services > 0, func(c *Case) { c.Rows.Services *= 100 }},
 	} {
 		if !v.applies {
