@@ -48,6 +48,19 @@ func Schedulers() []string {
 	return []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf", "twos"}
 }
 
+// ModesWith are the modes that honour a scheduler.
+func ModesWith(scheduler string) []string {
+	switch scheduler {
+	case "mh":
+		return []string{"ebpf", "ipvs"}
+	case LeastOfTwo:
+		return []string{"ebpf", "ipvs", "userspace"}
+	case "rr", "wrr":
+		return []string{"ipvs", "userspace"}
+	}
+	return []string{"ipvs"}
+}
+
 // Equal reports whether two rows say the same.
 func (p Pool) Equal(o Pool) bool {
 	return p.Affinity == o.Affinity && p.Scheduler == o.Scheduler && p.Rebalance == o.Rebalance &&

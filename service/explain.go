@@ -290,7 +290,7 @@ func (x *explainer) affinity(s *Service) {
 // scheduler says which planes honour one. Which data plane is in force is not known here.
 func (x *explainer) scheduler(s *Service) {
 	if name := s.Scheduler.name(); name != "" && !x.t.tableShares.refuses(s.Name) {
-		x.say("by annotation the scheduler is %s, in %s; others choose by weight", name, modeList(ModesWith(name)))
+		x.say("by annotation the scheduler is %s, in %s; others choose by weight", name, modeList(model.ModesWith(name)))
 	}
 }
 

@@ -59,19 +59,6 @@ func (c *serviceReader) scheduler() {
 	c.to.Scheduler = Scheduler(i + 1)
 }
 
-// ModesWith are the modes that honour a scheduler.
-func ModesWith(scheduler string) []string {
-	switch scheduler {
-	case "mh":
-		return []string{"ebpf", "ipvs"}
-	case model.LeastOfTwo:
-		return []string{"ebpf", "ipvs", "userspace"}
-	case "rr", "wrr":
-		return []string{"ipvs", "userspace"}
-	}
-	return []string{"ipvs"}
-}
-
 // unscheduled says that the data plane of a mode does not honour the Service's scheduler, and what it does; empty: it
 // does, or there is none.
 func (s *Service) unscheduled(mode string) string {
@@ -79,7 +66,7 @@ func (s *Service) unscheduled(mode string) string {
 	if name == "" || mode == "" {
 		return ""
 	}
-	modes := ModesWith(name)
+	modes := model.ModesWith(name)
 	how := "at random by weight"
 	switch mode {
 	case "userspace":

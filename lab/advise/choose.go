@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"fairlead.dev/fairlead/model"
-	"fairlead.dev/fairlead/service"
 )
 
 // Rows are what of the node's rows matters for the choice.
@@ -164,7 +163,7 @@ func (c Case) notes(plane string) (notes []string) {
 		notes = append(notes, "session affinity takes a pod with several addresses for one client")
 	}
 	for scheduler := range c.Rows.Scheduled {
-		if !slices.Contains(service.ModesWith(scheduler), plane) {
+		if !slices.Contains(model.ModesWith(scheduler), plane) {
 			return append(notes, "Services ask for schedulers that it lacks")
 		}
 	}
