@@ -18,6 +18,7 @@ import (
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/tracked"
+	"fairlead.dev/fairlead/model"
 )
 
 // idle closes connections over which nothing passes. Connection tracking knows for how long, as each packet renews the
@@ -25,10 +26,11 @@ import (
 //
 //	CloseIdle ─► a goroutine lists flows ─► Choose ─► set "asked"; an ACK with a false number, as if by the Service
 //	             client: ACK with the true numbers (RFC 9293, 3.10.7.4) ─► set "heard"
-//	             goroutine ─► a reset to the client, and one to the backend; the flow is forgotten
+//	             goroutine ─► a reset to the client ─► not in set "used"? ─► one to the backend; forgotten
+//	             anything else that passes ─► set "used": the reset to the client is dropped
 //
-// Anything else that passes meanwhile is another element of "heard", and the connection lives on. A number that has
-// become false does no harm. The tables are there during a round.
+// The kernel decides that about each reset itself: many clients ask something just when they have been idle for long. A
+// number that has become false does no harm. The tables are there during a round.
 type idle struct {
 	sync.Mutex // of a look
 
@@ -49,7 +51,7 @@ const (
 	heardInterval, heardPatience = 10 * time.Millisecond, 300 * time.Millisecond
 	deafFor                      = time.Minute
 
-	askedSet, heardSet = "asked", "heard"
+	askedSet, heardSet, usedSet = "asked", "heard", "used" // by client and Service
 )
 
 // CloseIdle implements dataplane.Observed.
@@ -62,31 +64,30 @@ func (p *plane) CloseIdle(ctx context.Context, of *dataplane.Idle) (int, error) 
 	n, err, i.closed, i.err = n+i.closed, errors.Join(err, i.err), 0, nil
 	go func() {
 		defer i.Unlock()
-		if begun := time.Now(); begun.After(i.next) {
-			i.closed, i.err = i.close(of)
-			i.next = time.Now().Add(idleRest * time.Since(begun))
+		if time.Now().After(i.next) {
+			i.err = i.network.Do(func() (err error) {
+				i.closed, err = i.close(of)
+				return err
+			})
 		}
 	}()
 	return n, err
 }
 
 func (i *idle) close(of *dataplane.Idle) (closed int, err error) {
-	err = i.network.Do(func() (err error) {
-		i.conntrack, err = nfnetlink.Dial()
-		return err
-	})
-	if err != nil {
+	if i.conntrack, err = nfnetlink.Dial(); err != nil {
 		return 0, err
 	}
 	defer i.conntrack.Close()
+	begun := time.Now()
 	flows, open, err := i.list(of.Backends)
-	if err != nil {
+	if i.next = time.Now().Add(idleRest * time.Since(begun)); err != nil {
 		return 0, err
 	}
 	asked, all := map[string]*tracked.Flow{}, []orphan{}
 	for _, at := range of.Choose(open) {
 		if f := &flows[at]; len(all) < closeMost {
-			who := orphan{f.From, f.Answers}
+			who := orphan{f.From, f.To}
 			asked[string(who.key())], all = f, append(all, who)
 		}
 	}
@@ -99,17 +100,22 @@ func (i *idle) close(of *dataplane.Idle) (closed int, err error) {
 	}
 	defer func() { err = errors.Join(err, ruleset.Close()) }()
 	err = addFlows(ruleset, tables, all, deafFor)
-	for _, f := range asked {
+	for who, f := range asked {
+		now, gone := tracked.BySender(i.conntrack, tracked.Tuple{Protocol: model.TCP, From: f.From, To: f.To})
+		if gone != nil || now.Left > f.Left { // a packet has come before the set was there
+			delete(asked, who)
+			continue
+		}
 		err = errors.Join(err, i.send(f.To, f.From, 0, false))
 	}
-	for begun := time.Now(); len(asked) > 0 && time.Since(begun) < heardPatience; time.Sleep(heardInterval) {
+	for begun = time.Now(); len(asked) > 0 && time.Since(begun) < heardPatience; time.Sleep(heardInterval) {
 		for _, t := range tables {
 			n, failed := i.hear(ruleset, t, asked)
 			closed, err = closed+n, errors.Join(err, failed)
 		}
 	}
 	for _, f := range asked {
-		i.deaf[orphan{f.From, f.Answers}] = time.Now().Add(deafFor)
+		i.deaf[orphan{f.From, f.To}] = time.Now().Add(deafFor)
 	}
 	return closed, err
 }
@@ -128,7 +134,7 @@ func (i *idle) list(of map[netip.AddrPort]bool) (flows []tracked.Flow, open []da
 	for _, f := range flows {
 		o := dataplane.Open{Service: f.To, Backend: f.Answers}
 		acknowledged := !f.Unheard && (f.Left > least || least == established)
-		if acknowledged && i.deaf[orphan{f.From, f.Answers}].IsZero() {
+		if acknowledged && i.deaf[orphan{f.From, f.To}].IsZero() {
 			o.Idle = max(0, established-f.Left-time.Second) // which the kernel rounds
 		}
 		open = append(open, o)
@@ -138,20 +144,25 @@ func (i *idle) list(of map[netip.AddrPort]bool) (flows []tracked.Flow, open []da
 
 // hear closes the connections whose clients have answered.
 func (i *idle) hear(r *nft.Ruleset, t *nft.Table, asked map[string]*tracked.Flow) (closed int, err error) {
-	heard := map[string][]string{}
-	err = t.Members(r.Socket, 1, func() { clear(heard) }, func(key string, _ nft.Element) {
+	numbers, used := map[string]string{}, map[string]bool{}
+	err = t.Members(r.Socket, 1, func() { clear(numbers) }, func(key string, _ nft.Element) {
 		n := len(key) - 8
-		heard[key[:n]] = append(heard[key[:n]], key[n:])
+		numbers[key[:n]] = key[n:]
 	})
-	for who, numbers := range heard {
+	maps.DeleteFunc(numbers, func(who, _ string) bool { return asked[who] == nil })
+	for who, n := range numbers {
+		err = errors.Join(err, i.send(asked[who].To, asked[who].From, binary.BigEndian.Uint32([]byte(n[4:])), true))
+	}
+	if len(numbers) > 0 {
+		err = errors.Join(err, t.Members(r.Socket, 2, func() {}, func(key string, _ nft.Element) { used[key] = true }))
+	}
+	for who, n := range numbers {
 		f := asked[who]
-		if delete(asked, who); f == nil || len(numbers) > 1 {
-			continue
+		if delete(asked, who); !used[who] {
+			err = errors.Join(err, i.send(f.Back, f.Answers, binary.BigEndian.Uint32([]byte(n)), true),
+				tracked.Forget(i.conntrack, []tracked.Flow{*f}))
+			closed++
 		}
-		sent, awaited := binary.BigEndian.Uint32([]byte(numbers[0])), binary.BigEndian.Uint32([]byte(numbers[0][4:]))
-		err = errors.Join(err, i.send(f.To, f.From, awaited, true), i.send(f.Back, f.Answers, sent, true),
-			tracked.Forget(i.conntrack, []tracked.Flow{*f}))
-		closed++
 	}
 	return closed, err
 }
@@ -166,54 +177,59 @@ func (i *idle) send(from, to netip.AddrPort, number uint32, reset bool) error {
 		}
 		return err
 	}
-	return i.network.Do(func() error {
-		c, err := socket.New(unix.IPPROTO_TCP, from.Addr().Is6(), func(fd int, _ bool) error {
-			return set(fd, [3]int{unix.SOL_IP, unix.IP_TRANSPARENT, 1}, [3]int{unix.SOL_SOCKET, unix.SO_MARK, int(i.mark)},
-				[3]int{unix.SOL_TCP, unix.TCP_REPAIR, repair}, [3]int{unix.SOL_TCP, unix.TCP_REPAIR_QUEUE, sendQueue},
-				[3]int{unix.SOL_TCP, unix.TCP_QUEUE_SEQ, int(number)})
-		}, socket.Bind(from))
-		if err != nil {
-			return err
-		}
-		defer c.Close() // silently
-		if err := c.Connect(to); err != nil || !reset {
-			return errors.Join(err, c.Do(func(fd int) error {
-				return set(fd, [3]int{unix.SOL_TCP, unix.TCP_REPAIR, repairAndProbe}, [3]int{unix.SOL_TCP, unix.TCP_REPAIR, repair})
-			}))
-		}
-		defer c.Reset()
-		return c.Do(func(fd int) error { return set(fd, [3]int{unix.SOL_TCP, unix.TCP_REPAIR, off}) })
-	})
+	c, err := socket.New(unix.IPPROTO_TCP, from.Addr().Is6(), func(fd int, _ bool) error {
+		return set(fd, [3]int{unix.SOL_IP, unix.IP_TRANSPARENT, 1}, [3]int{unix.SOL_SOCKET, unix.SO_MARK, int(i.mark)},
+			[3]int{unix.SOL_TCP, unix.TCP_REPAIR, repair}, [3]int{unix.SOL_TCP, unix.TCP_REPAIR_QUEUE, sendQueue},
+			[3]int{unix.SOL_TCP, unix.TCP_QUEUE_SEQ, int(number)})
+	}, socket.Bind(from))
+	if err != nil {
+		return err
+	}
+	defer c.Close() // silently
+	if err := c.Connect(to); err != nil || !reset {
+		return errors.Join(err, c.Do(func(fd int) error {
+			return set(fd, [3]int{unix.SOL_TCP, unix.TCP_REPAIR, repairAndProbe}, [3]int{unix.SOL_TCP, unix.TCP_REPAIR, repair})
+		}))
+	}
+	defer c.Reset()
+	return c.Do(func(fd int) error { return set(fd, [3]int{unix.SOL_TCP, unix.TCP_REPAIR, off}) })
 }
 
 func idleSets(f nft.Family) []*nft.Set {
+	const byPackets = unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
 	return []*nft.Set{
 		{Name: askedSet, Flags: unix.NFT_SET_TIMEOUT, Key: flowKey(f)},
-		{Name: heardSet, Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Key: append(flowKey(f), nft.Index, nft.Index)},
+		{Name: heardSet, Flags: byPackets, Key: append(flowKey(f), nft.Index, nft.Index)},
+		{Name: usedSet, Flags: byPackets, Key: flowKey(f)},
 	}
 }
 
-// chains hear what passes of connections that were asked. A packet of a client without data tells its numbers. Of all
-// others something is noted that differs.
+// chains hear what passes of connections that were asked.
 func (i *idle) chains(f nft.Family) []nft.Chain {
-	const flags, onlyACK, numbers, others = 0x3f, 0x10, 4, 8 // of TCP, and where these are
-	at := nft.Word(2*f.Address.Words() + 2)
-	hear := func(from uint32) []any {
-		return append(inSet(f, askedSet),
-			&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: from, Len: 8, DestRegister: at},
-			&expr.Dynset{SrcRegKey: nft.Word(0), SetName: heardSet, Operation: unix.NFT_DYNSET_OP_ADD, Timeout: deafFor})
+	const flags, onlyACK, numbers = 0x3f, 0x10, 4 // of TCP, and where these are
+	n := f.Address.Words()
+	transport := func(from, length, at uint32) any {
+		return &expr.Payload{
+			Base: expr.PayloadBaseTransportHeader, Offset: from, Len: length, DestRegister: nft.Word(at),
+		}
+	}
+	note := func(set string) any {
+		return &expr.Dynset{SrcRegKey: nft.Word(0), SetName: set, Operation: unix.NFT_DYNSET_OP_ADD, Timeout: deafFor}
 	}
 	rules := []nft.Rule{
 		nft.NewRule("no data", nft.TCPFlags(flags, nft.Equals([]byte{onlyACK})), fromClient(),
-			hear(numbers), nft.Accept()),
-		nft.NewRule("all else", hear(others)),
+			inSet(f, askedSet, true), transport(numbers, 8, 2*n+2), note(heardSet), nft.Accept()),
+		nft.NewRule("all else", inSet(f, askedSet, true), note(usedSet)),
 	}
 	hook := func(name string, number uint32, priority int32, rules ...nft.Rule) nft.Chain {
 		return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number, Priority: priority}, Rules: rules}
 	}
+	ours := []any{nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, i.mark, 0), nft.Equals(nft.Native(i.mark))}
 	return []nft.Chain{
-		hook("untracked", unix.NF_INET_LOCAL_OUT, -300, nft.NewRule("", // before connection tracking
-			nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, i.mark, 0), nft.Equals(nft.Native(i.mark)), &expr.Notrack{})),
+		hook("ours", unix.NF_INET_LOCAL_OUT, -300, // before connection tracking
+			nft.NewRule("not to a client that is active", ours, nft.IsProtocol(unix.IPPROTO_TCP), f.Load(f.Destination, 0),
+				nft.LoadPort(n), f.Load(f.Source, n+1), transport(0, 2, 2*n+1), nft.In(usedSet), nft.Drop()),
+			nft.NewRule("untracked", ours, &expr.Notrack{})),
 		hook("prerouting", unix.NF_INET_PRE_ROUTING, 0, rules...),
 		hook("output", unix.NF_INET_LOCAL_OUT, 0, rules...),
 	}

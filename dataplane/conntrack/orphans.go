@@ -208,14 +208,17 @@ func (o orphan) key() []byte {
 
 func flowKey(f nft.Family) []nft.Field { return []nft.Field{f.Address, nft.Port, f.Address, nft.Port} }
 
-// inSet goes on with packets of flows in a set.
-func inSet(f nft.Family, set string) []any {
-	n := f.Address.Words()
+// inSet goes on with packets of flows in a set, which has what clients asked for, or else what answers them.
+func inSet(f nft.Family, set string, asked bool) []any {
+	n, address, port := f.Address.Words(), f.CtSource, expr.CtKeyPROTOSRC
+	if asked {
+		address, port = f.CtDestination, expr.CtKeyPROTODST
+	}
 	return append(nft.IsProtocol(unix.IPPROTO_TCP),
 		nft.Tuple{Key: f.CtSource, Register: nft.Word(0)},
 		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(n)},
-		nft.Tuple{Key: f.CtSource, Register: nft.Word(n + 1), Reply: true},
-		nft.Tuple{Key: expr.CtKeyPROTOSRC, Register: nft.Word(2*n + 1), Reply: true},
+		nft.Tuple{Key: address, Register: nft.Word(n + 1), Reply: !asked},
+		nft.Tuple{Key: port, Register: nft.Word(2*n + 1), Reply: !asked},
 		nft.In(set))
 }
 
@@ -230,7 +233,7 @@ func orphanSets(f nft.Family) []*nft.Set {
 
 // resetOrphans answer a packet of a client, which has its backend's address by now.
 func resetOrphans(f nft.Family) []nft.Chain {
-	rule := nft.NewRule("reset", fromClient(), inSet(f, orphanSet), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	rule := nft.NewRule("reset", fromClient(), inSet(f, orphanSet, false), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	hook := func(name string, number uint32) nft.Chain {
 		return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number}, Rules: []nft.Rule{rule}}
 	}
