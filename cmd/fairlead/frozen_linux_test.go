@@ -206,7 +206,7 @@ func (a adoption) adopt(t *testing.T) {
 	var load *traffic.Watch
 	clients := map[testbed.Place]netip.AddrPort{testbed.Node: clusterIP, testbed.Outside: nodePort}
 	watch := func() *traffic.Watch { return m.watch(20*time.Millisecond, clients) }
-	if a.name != "ebpf" && a.name != "userspace" { // what there is serves
+	if a.name != "ebpf" && a.name != "userspace" { // the frozen objects serve without a process
 		open, load = append(open, m.dial(testbed.Outside, nodePort)), watch()
 	}
 	p := m.start("--config", m.config())

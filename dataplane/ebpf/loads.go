@@ -217,16 +217,11 @@ type asking struct {
 
 // correctSockets counts the open sockets of each backend.
 func (p *Plane) correctSockets(s *model.State) error {
-	places, unmap, err := mapped[objectsPlace](p.memory[objectsMapSockets])
+	places, claims, unmap, err := p.socketPlaces()
 	if err != nil {
 		return err
 	}
 	defer unmap()
-	claims, unmapClaims, err := mapped[uint64](p.memory[objectsMapClaims])
-	if err != nil {
-		return err
-	}
-	defer unmapClaims()
 	pools, names, seen := p.loads.chooseFor(), map[asking]uint64{}, map[objectsLoadKey]int32{}
 	for i := range places {
 		at := &places[i]

@@ -196,7 +196,7 @@ func TestLoads_full(t *testing.T) {
 	s.loads = r.tables.loads
 	r.change(loadedRows)
 	if !r.tables.loads.full {
-		t.Error("nobody notices it")
+		t.Error("the table of loads is not said to be full")
 	}
 	if got := r.open("192.0.2.9:4000", "203.0.113.1:80").backend; got != "10.244.1.11:8080" {
 		t.Error(got)

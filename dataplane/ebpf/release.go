@@ -295,16 +295,11 @@ func netnsCookie(conn *netlink.Conn) (cookie uint64, known bool) {
 // find are the namespaces in which there may be such sockets, by their cookies.
 func (p *Plane) find(b *bereft) (map[uint64]bool, error) {
 	where := map[uint64]bool{}
-	places, unmap, err := mapped[objectsPlace](p.memory[objectsMapSockets])
+	places, claims, unmap, err := p.socketPlaces()
 	if err != nil {
-		return nil, fmt.Errorf("sockets: %w", err)
+		return nil, err
 	}
 	defer unmap()
-	claims, unmapClaims, err := mapped[uint64](p.memory[objectsMapClaims])
-	if err != nil {
-		return nil, fmt.Errorf("claims: %w", err)
-	}
-	defer unmapClaims()
 	for i := range places {
 		at := &places[i]
 		protocol := model.Protocol(at.Protocol)

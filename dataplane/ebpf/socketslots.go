@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"fmt"
 	"os"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,20 @@ import (
 // socketSlotsInterval is the time between two looks. To lose a slot costs no more than time in connect().
 const socketSlotsInterval = 5 * time.Minute
 
+// socketPlaces are the memory of places, and that of claims: 0 where a place is free.
+func (p *Plane) socketPlaces() (places []objectsPlace, claims []uint64, unmap func(), err error) {
+	places, unmapPlaces, err := mapped[objectsPlace](p.memory[objectsMapSockets])
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("sockets: %w", err)
+	}
+	claims, unmapClaims, err := mapped[uint64](p.memory[objectsMapClaims])
+	if err != nil {
+		unmapPlaces()
+		return nil, nil, nil, fmt.Errorf("claims: %w", err)
+	}
+	return places, claims, func() { unmapPlaces(); unmapClaims() }, nil
+}
+
 // holders are the sockets that have slots, by the slot.
 type holders map[int]objectsPlace
 
@@ -38,16 +53,11 @@ func (p *Plane) auditSocketSlots() error {
 // freeSocketSlots frees the slots of sockets that are gone. It leaves those that have come since it
 // was called before.
 func (p *Plane) freeSocketSlots() error {
-	places, unmap, err := mapped[objectsPlace](p.memory[objectsMapSockets])
+	places, claims, unmap, err := p.socketPlaces()
 	if err != nil {
 		return err
 	}
 	defer unmap()
-	claims, unmapClaims, err := mapped[uint64](p.memory[objectsMapClaims])
-	if err != nil {
-		return err
-	}
-	defer unmapClaims()
 	old, held := holders{}, holders{}
 	for i := range places {
 		at := objectsPlace{Cookie: atomic.LoadUint64(&places[i].Cookie), Netns: places[i].Netns}

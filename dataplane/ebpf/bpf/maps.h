@@ -13,8 +13,8 @@
 // again. Whatever a program decides, it reads the word once for that, so no decision has a part of each set; the next one
 // about the same packet may be by the other.
 //
-// What sockets and clients are remembered in (affinities, flows, sockets, peers, loads), and what was refused, is pinned
-// and outlives the programs: see pin.go before you change a layout there.
+// The tables affinities, flows, sockets, peers and loads, and that of refused packets, are pinned and outlive the
+// programs: see pin.go before you change a layout there.
 #pragma once
 
 #include <stdbool.h>
