@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -292,6 +293,7 @@ func BenchmarkConnect(b *testing.B) {
 		{direct, bare, 0},
 		{"direct again (A/A)", again, 0},
 		{"direct, beside 50,000 Services", arenas[many], 0},
+		{staticRule, newStaticArena(b), 1},
 		{"one of 100 Services", arenas[few], 1},
 		{"one of 50,000", arenas[many], 1},
 		{"each of 100", arenas[few], few},
@@ -300,6 +302,30 @@ func BenchmarkConnect(b *testing.B) {
 		{"each of 50,000", arenas[many], many},
 	}
 	compareConnects(b, columns)
+}
+
+// staticRule is the name of the contender without a proxy, whose connections a rule without any lookup translates. No
+// plane that leaves translation to connection tracking can cost less.
+const staticRule = "one static rule"
+
+// newStaticArena makes a cluster in which such rules lead from the first Service to a pod.
+func newStaticArena(b *testing.B) *arena {
+	b.Helper()
+	a := newArena(b, 0)
+	for family, v6 := range map[string]bool{"ip": false, "ip6": true} {
+		to := netip.AddrPortFrom(a.bed.Addr(testbed.Place(serverPod(0)), v6), podPort)
+		service := serviceAddr(0)
+		if v6 {
+			service = testbed.EmbedV6(service)
+		}
+		rule := fmt.Sprintf("%s daddr %s meta l4proto { tcp, udp } th dport %d dnat to %s;", family, service, servicePort, to)
+		command(b, a.bed, testbed.Node, "nft", fmt.Sprintf(`table %s static {
+			chain prerouting { type nat hook prerouting priority -100; %s }
+			chain output { type nat hook output priority -100; %[2]s }
+			chain postrouting { type nat hook postrouting priority 100; }
+		}`, family, rule))
+	}
+	return a
 }
 
 // column is what clients of each kind connect to.
@@ -333,17 +359,26 @@ const direct = "direct"
 
 func reportConnect(b *testing.B, columns []string, samples Samples) {
 	b.Helper()
-	rows := [][]string{append([]string{"client"}, columns...)}
-	for _, kind := range clients() {
-		control := samples.Series(kind.name+direct, 0.5)
-		row := []string{kind.name, show(control.Duration())}
-		for _, column := range columns[1:] {
-			ratio := samples.Series(kind.name+column, 0.5).Ratio(control)
-			row = append(row, ratio.String())
-			b.ReportMetric(ratio.Median, compact(kind.name+":"+column))
+	for _, control := range []string{direct, staticRule, idlePrograms} {
+		if !slices.Contains(columns, control) {
+			continue
 		}
-		rows = append(rows, row)
+		rows := [][]string{slices.Concat([]string{"client", control}, without(columns, control))}
+		for _, kind := range clients() {
+			own := samples.Series(kind.name+control, 0.5)
+			row := []string{kind.name, show(own.Duration())}
+			for _, column := range without(columns, control) {
+				ratio := samples.Series(kind.name+column, 0.5).Ratio(own)
+				row = append(row, ratio.String())
+				b.ReportMetric(ratio.Median, compact(kind.name+":"+column+"/"+control))
+			}
+			rows = append(rows, row)
+		}
+		title := "connect(), or sendto() of a flow's first datagram: median of %d rounds of %d each; ratios to %s"
+		printTable(fmt.Sprintf(title, len(samples[clients()[0].name+control]), batches*perBatch, control), rows...)
 	}
-	title := "connect(), or sendto() of a flow's first datagram: median of %d rounds of %d each; ratios to direct"
-	printTable(fmt.Sprintf(title, len(samples[clients()[0].name+direct]), batches*perBatch), rows...)
+}
+
+func without(all []string, one string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s == one })
 }

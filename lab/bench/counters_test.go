@@ -27,17 +27,19 @@ import (
 // usedServices is how many of the Services have connections; the others have ten endpoints each.
 const usedServices = 1000
 
-// details are the values of the setting counters, and of backendHealth one that observes. The first one is the control,
-// which comes twice.
+// details are the values of the setting counters, and of backendHealth one that observes. Accounting is the kernel's part
+// of backends. The first one is the control, which comes twice.
 var details = []detail{
-	{"off", dataplane.NoDetail, false}, {"off again", dataplane.NoDetail, false},
-	{"services", dataplane.PerPool, false}, {"backends", dataplane.PerBackend, false},
-	{"observe", dataplane.NoDetail, true},
+	{name: "off"}, {name: "off again"}, {name: "services", counters: dataplane.PerPool},
+	{name: "backends", counters: dataplane.PerBackend, accounts: true},
+	{name: "accounting", accounts: true},
+	{name: "observe", observes: true},
 }
 
 type detail struct {
 	name     string
 	counters dataplane.Detail
+	accounts bool // connection tracking counts packets: what backends need in modes nftables and iptables
 	observes bool // outcomes of connections are asked for, as the engine does
 }
 
@@ -106,7 +108,7 @@ func (c *client) measureDetail(
 	b.Helper()
 	runtime.GC()
 	accounting := "0"
-	if d.counters == dataplane.PerBackend {
+	if d.accounts {
 		accounting = "1"
 	}
 	var p dataplane.Dataplane
