@@ -1,7 +1,6 @@
 package attack
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +14,6 @@ import (
 	"time"
 	"unicode"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	corev1 "k8s.io/api/core/v1"
@@ -263,35 +261,79 @@ func (s *stage) held() *held {
 	return h
 }
 
-// hold opens connections, sends a text on each, and keeps them. It ignores refused ones.
+// hold opens connections all at once, sends a text on each, and keeps them. It ignores those that no one takes. One thread
+// does all that, so that the processor is left to the attacked.
 func (s *stage) hold(from testbed.Place, to netip.AddrPort, n int, text string) {
 	h, begin := s.held(), time.Now()
-	const most, each = 3 * time.Second, 300 * time.Millisecond
-	var group errgroup.Group
-	group.SetLimit(64)
-	for range n {
-		group.Go(func() error {
-			if time.Since(begin) > most {
-				return nil
+	const most = 3 * time.Second
+	var all []*os.File
+	err := s.bed.Do(from, func() error {
+		for range n {
+			f, err := connecting(to)
+			if err != nil {
+				return err
 			}
-			ctx, cancel := context.WithTimeout(s.Context(), each)
-			defer cancel()
-			if c, err := s.bed.Dial(ctx, from, model.TCP, to); err == nil {
-				_, _ = io.WriteString(c, text)
-				h.add(c)
-			}
-			return nil
-		})
+			h.add(f)
+			all = append(all, f)
+		}
+		return nil
+	})
+	if err != nil {
+		s.Log(err)
 	}
-	_ = group.Wait()
-	s.Logf("%d of %d connections from %s to %s are open after %s", len(h.conns), n, from, to, time.Since(begin).Round(time.Millisecond))
+	open := all[:0]
+	for _, f := range all {
+		_ = f.SetDeadline(begin.Add(most))
+		if isConnected(f) {
+			_, _ = io.WriteString(f, text)
+			open = append(open, f)
+		}
+	}
+	s.Logf("%d of %d connections from %s to %s are open after %s", len(open), n, from, to, time.Since(begin).Round(time.Millisecond))
 	s.during(time.Second, 4, func(int) {
-		for _, c := range h.conns {
+		for _, f := range open {
 			if text != "" {
-				_, _ = c.(net.Conn).Write([]byte("a"))
+				_ = f.SetDeadline(time.Now().Add(time.Millisecond))
+				_, _ = f.Write([]byte("a"))
 			}
 		}
 	})
+}
+
+// connecting is a socket of the calling thread's namespace that begins to connect.
+func connecting(to netip.AddrPort) (*os.File, error) {
+	family, port := unix.AF_INET6, int(to.Port())
+	var address unix.Sockaddr = &unix.SockaddrInet6{Port: port, Addr: to.Addr().As16()}
+	if to.Addr().Is4() {
+		family, address = unix.AF_INET, &unix.SockaddrInet4{Port: port, Addr: to.Addr().As4()}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	_ = unix.Connect(fd, address)
+	return os.NewFile(uintptr(fd), to.String()), nil
+}
+
+// isConnected waits for the end of that, until the deadline.
+func isConnected(f *os.File) bool {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var failed error
+	err = raw.Write(func(fd uintptr) (done bool) {
+		var left int
+		left, failed = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		if failed == nil && left != 0 {
+			failed = unix.Errno(left)
+		}
+		if failed == nil {
+			_, failed = unix.Getpeername(int(fd))
+		}
+		return !errors.Is(failed, unix.ENOTCONN)
+	})
+	return err == nil && failed == nil
 }
 
 // flows sends a datagram from so many sockets, and keeps them.
