@@ -129,14 +129,18 @@ func newServer(s *stage) *server {
 func (a *server) flags() []string { return []string{"--kubeconfig", a.kubeconfig} }
 
 func (a *server) set(name string, objects []runtime.Object) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	before, now := a.given[name], map[string]kubernetes.Object{}
-	var errs []error
+	now := map[string]kubernetes.Object{}
 	for _, o := range objects {
 		m := o.(kubernetes.Object)
-		key := fmt.Sprintf("%T %s", o, m.GetName())
-		if now[key] = m; before[key] == nil {
+		now[fmt.Sprintf("%T %s", o, m.GetName())] = m
+	}
+	a.mu.Lock() // not longer: the victim does not wait for the attacker's objects
+	before := a.given[name]
+	a.given[name] = now
+	a.mu.Unlock()
+	var errs []error
+	for key, m := range now {
+		if before[key] == nil {
 			errs = append(errs, a.Add(m))
 		} else {
 			errs = append(errs, a.Update(m))
@@ -147,7 +151,6 @@ func (a *server) set(name string, objects []runtime.Object) error {
 			errs = append(errs, a.Delete(m))
 		}
 	}
-	a.given[name] = now
 	return errors.Join(errs...)
 }
 
