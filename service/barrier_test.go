@@ -25,11 +25,11 @@ func endings(namespace string, local bool, version uint64, endpoints ...service.
 }
 
 func runs(addr, node string) service.Endpoint {
-	return service.Endpoint{Addr: netip.MustParseAddr(addr), Node: node, Ready: true, Serving: true, Weight: 1}
+	return service.Endpoint{Addr: netip.MustParseAddr(addr), Node: service.NodeNamed(node), Ready: true, Serving: true, Weight: 1}
 }
 
 func ends(addr, node string) service.Endpoint {
-	return service.Endpoint{Addr: netip.MustParseAddr(addr), Node: node, Serving: true, Terminating: true, Weight: 1}
+	return service.Endpoint{Addr: netip.MustParseAddr(addr), Node: service.NodeNamed(node), Serving: true, Terminating: true, Weight: 1}
 }
 
 // A terminating endpoint is in use where it is the only one that serves: in the cluster, or on this node.

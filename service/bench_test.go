@@ -34,7 +34,7 @@ func slice(name service.Name, first, k int) *service.Slice {
 	s := &service.Slice{Name: name, Service: name.Name, Endpoints: make([]service.Endpoint, k)}
 	s.Ports = []service.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}}
 	for i := range s.Endpoints {
-		s.Endpoints[i] = service.Endpoint{Addr: numbered(10<<24|128<<16, first+i), Node: "node-b", Ready: true, Serving: true, Weight: 1}
+		s.Endpoints[i] = service.Endpoint{Addr: numbered(10<<24|128<<16, first+i), Node: service.NodeNamed("node-b"), Ready: true, Serving: true, Weight: 1}
 	}
 	return s
 }

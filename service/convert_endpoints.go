@@ -37,6 +37,9 @@ func FromSlice(o *discoveryv1.EndpointSlice) (*Slice, []Problem) {
 			s.Changed = at.UnixMicro()
 		}
 	}
+	if strings.HasPrefix(s.Name.Name, s.Service) {
+		s.Service = s.Name.Name[:len(s.Service)] // which is the rule: one copy is enough
+	}
 	w := sliceWriter{report: r, slice: s, weights: r.weights(o.Annotations)}
 	w.ports(o.Ports)
 	s.Endpoints = make([]Endpoint, 0, len(o.Endpoints))
@@ -109,12 +112,12 @@ func (w *sliceWriter) endpoint(field string, o *discoveryv1.Endpoint, family dis
 }
 
 // node keeps the name of an endpoint's node, which explanations show, if it can be one.
-func (w *sliceWriter) node(field, name string) string {
+func (w *sliceWriter) node(field, name string) NodeName {
 	if !subdomain(name) {
 		w.add(field, "its nodeName %.40q is not the name of a node; it is taken to be unknown", name)
-		return ""
+		name = ""
 	}
-	return intern(name)
+	return NodeNamed(name)
 }
 
 // hint shares equal hints: a slice has thousands of endpoints and few zones.

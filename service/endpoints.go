@@ -87,7 +87,7 @@ func (v *View) gather(all []candidate, p *Port, list []*Slice, v4 bool) []candid
 				AddrPort: netip.AddrPortFrom(e.Addr, port),
 				endpoint: e,
 				slice:    s,
-				local:    e.Node != "" && e.Node == v.Node,
+				local:    v.Node != "" && e.Node.String() == v.Node,
 			})
 		}
 	}
@@ -244,7 +244,7 @@ func (s *selection) local(c *candidate) bool { return c.local || !s.hns && c.may
 
 // mayBeLocal reports whether the endpoint can be a client of this node that reaches itself. Where its node is not
 // known, as in manifests written by hand, it can.
-func (c *candidate) mayBeLocal() bool { return c.local || c.endpoint.Node == "" }
+func (c *candidate) mayBeLocal() bool { return c.local || c.endpoint.Node == NodeName{} }
 
 // hints decide whether only endpoints meant for this node, or for its zone, are used. It is all or
 // nothing: every ready endpoint must have a hint, and one of them for this node or zone (KEP-2433,

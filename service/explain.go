@@ -213,14 +213,14 @@ func (x *explainer) candidate(s *selection, i, pool int) {
 	if c.use[pool] == serves {
 		x.out.Backends = append(x.out.Backends, Chance{
 			Backend:     c.AddrPort.String(),
-			Node:        c.endpoint.Node,
+			Node:        c.endpoint.Node.String(),
 			Probability: float64(s.weight(c, pool)) / float64(s.serving[pool]),
 			Masquerade:  x.decision.Masquerade(model.Backend{Addr: c.Addr(), Port: c.Port(), Local: s.local(c)}),
 		})
 		return
 	}
 	x.out.Excluded = append(x.out.Excluded, Excluded{
-		c.AddrPort.String(), c.endpoint.Node, c.slice.object(), c.use[pool].String(), c.reason(pool),
+		c.AddrPort.String(), c.endpoint.Node.String(), c.slice.object(), c.use[pool].String(), c.reason(pool),
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -71,12 +72,30 @@ type SlicePort struct {
 // Endpoint is one address of a Slice.
 type Endpoint struct {
 	Addr        netip.Addr
-	Node        string // name of its node; empty: unknown
+	Node        NodeName // of its node; the zero value: unknown
 	Ready       bool
 	Serving     bool
 	Terminating bool
 	Weight      uint16 // share of new connections, relative to others; 0: none. 1 without an annotation
 	Hints       *Hints // nil: none
+}
+
+// NodeName is a name of which there is one copy. It takes half of what a string does: there may be a million endpoints.
+type NodeName struct{ unique.Handle[string] }
+
+// NodeNamed makes it; empty: the zero value.
+func NodeNamed(name string) (n NodeName) {
+	if name != "" {
+		n.Handle = unique.Make(name)
+	}
+	return n
+}
+
+func (n NodeName) String() string {
+	if n == (NodeName{}) {
+		return ""
+	}
+	return n.Value()
 }
 
 // Hints are the nodes and zones that the endpoint is meant to serve.

@@ -172,7 +172,7 @@ func (t *Table) summariseAddress(s *Service, at address) AddressSummary {
 // endpointState is the state of a candidate in the pool of clients in the cluster, and in that of others.
 func endpointState(s *selection, c *candidate, inside, outside int) EndpointState {
 	out := EndpointState{
-		At: c.String(), Node: c.endpoint.Node, Object: c.slice.object(),
+		At: c.String(), Node: c.endpoint.Node.String(), Object: c.slice.object(),
 		State: c.use[inside].state(), Reason: c.reason(inside),
 	}
 	if out.State == Ready {
