@@ -69,8 +69,10 @@ func sparse(t testing.TB) []byte {
 // steps are the messages by which the plane makes the rows of what the kernel lists.
 func steps(t testing.TB, s *model.State, messages []byte) []byte {
 	k := nfnetlinktest.New(t, messages)
-	p := &Plane{ruleset: nft.Over(k.Socket, (&dataplane.Config{}).Inject), config: dataplane.Config{Mark: dataplane.DefaultMark}}
-	tables, tx, err := p.plan(s, nil)
+	p := &Plane{ruleset: nft.Over(k.Socket, (&dataplane.Config{}).Inject), config: dataplane.Config{Mark: dataplane.DefaultMark},
+		askFrom: askedSlots}
+	tx := &nft.Transaction{}
+	tables, err := p.plan(s, tx, nil)
 	if errors.Is(err, nfnetlink.ErrInterrupted) { // an element is listed twice
 		return nil
 	}

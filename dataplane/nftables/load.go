@@ -1,9 +1,11 @@
 package nftables
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/nft"
@@ -53,15 +55,19 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 			}
 		})
 	case i == slots:
-		t.found.slots, err = loadSlots(t, c, i, func(e nft.Element) netip.AddrPort {
+		if all, ask := t.expectedSlots(); ask {
+			t.found.slots, err = t.askSlots(c, all)
+			return err
+		}
+		all, err := listSlots(t, c, i, func(e nft.Element) netip.AddrPort {
 			backend, _ := nft.DecodeBackend(e.Data)
 			return backend
 		})
+		t.found.slots = arrangeFound(t, all, pack)
 		return err
 	case i == choices:
-		t.found.choices, err = loadSlots(t, c, i, func(e nft.Element) handle {
-			return handle(binary.NativeEndian.Uint32(e.Data))
-		})
+		all, err := listSlots(t, c, i, func(e nft.Element) handle { return handle(binary.NativeEndian.Uint32(e.Data)) })
+		t.found.choices = arrangeFound(t, all, slices.Clone[[]handle])
 		return err
 	case i == backends:
 		return t.List(c, i, func() { clear(t.backends) }, func(e nft.Element) {
@@ -79,31 +85,91 @@ type placed[T any] struct {
 	data          T
 }
 
-// loadSlots reads such a map into lists, one for each pool. The kernel lists elements in no order. If they have more
-// holes than we ever leave, the table is not ours: a single element with a great index must not take the memory of a
-// long list.
-func loadSlots[T any](t *table, c *nfnetlink.Socket, set int, decode func(nft.Element) T) (map[uint32][]T, error) {
-	var all []placed[T]
-	err := t.List(c, set, func() { all = nil }, func(e nft.Element) {
+// compare orders the lists, and what is in one of them.
+func (p placed[T]) compare(o placed[T]) int {
+	return cmp.Or(cmp.Compare(p.number, o.number), cmp.Compare(p.index, o.index))
+}
+
+// listSlots reads such a map. The kernel lists elements in no order.
+func listSlots[T any](t *table, c *nfnetlink.Socket, set int, decode func(nft.Element) T) (all []placed[T], err error) {
+	err = t.List(c, set, func() { all = nil }, func(e nft.Element) {
+		if len(all) == cap(all) {
+			all = slices.Grow(all, len(all)+1) // append leaves four times what it holds as garbage
+		}
 		all = append(all, placed[T]{binary.NativeEndian.Uint32(e.Key), binary.NativeEndian.Uint32(e.Key[4:]), decode(e)})
 	})
-	if err != nil {
-		return nil, err
-	}
-	found, counts, lengths := map[uint32][]T{}, map[uint32]int{}, map[uint32]int{}
-	for _, s := range all {
-		counts[s.number]++
-		lengths[s.number] = max(lengths[s.number], int(s.index)+1)
-	}
-	for number, n := range lengths {
-		if n > mostHoles*counts[number]+leastLength {
-			t.Foreign = true
-			return nil, nil
+	slices.SortFunc(all, placed[T].compare)
+	return all, err
+}
+
+// arrangeFound makes lists of the elements, one for each pool. If they have more holes than we ever leave, the table is
+// not ours: a single element with a great index must not take the memory of a long list.
+func arrangeFound[T, L any](t *table, all []placed[T], keep func([]T) L) map[uint32]L {
+	found := map[uint32]L{}
+	var list []T
+	for len(all) > 0 {
+		number, count := all[0].number, 1
+		for count < len(all) && all[count].number == number {
+			count++
 		}
-		found[number] = make([]T, n)
+		length := int(all[count-1].index) + 1
+		if length > mostHoles*count+leastLength {
+			t.Foreign = true
+			return nil
+		}
+		list = slices.Grow(list[:0], length)[:length]
+		clear(list)
+		for _, s := range all[:count] {
+			list[s.index] = s.data
+		}
+		found[number], all = keep(list), all[count:]
 	}
-	for _, s := range all {
-		found[s.number][s.index] = s.data
+	return found
+}
+
+// The kernel lists a hash table in time that grows with the square of its elements: for each message it walks from the
+// start to where it was (nft_rhash_walk in its net/netfilter/nft_set_hash.c). A million take most of a minute. So where
+// there are many slots, those to which frontends lead are asked for by their keys. Of others, which a process that was
+// killed may have left, none is used. If one is in the way, the kernel refuses it, and the next Sync lists all.
+const askedSlots = 1 << 17
+
+// expectedSlots are how many slots pools have, by the numbers to which frontends lead, and whether to ask for them.
+func (t *table) expectedSlots() (all map[uint32]int, ask bool) {
+	all, total := map[uint32]int{}, 0
+	for _, r := range t.rows {
+		if s := r.token.size(); r.token.pool() != 0 && !s.named && all[r.token.pool()] < s.slots {
+			total += s.slots - all[r.token.pool()]
+			all[r.token.pool()] = s.slots
+		}
+	}
+	return all, total >= t.askFrom && !t.unsure
+}
+
+// askSlots asks until no slot of a pool is there any more: sizes are rounded up, and may be anything if another program
+// wrote them.
+func (t *table) askSlots(c *nfnetlink.Socket, all map[uint32]int) (map[uint32]packed, error) {
+	const atOnce = 512 // what the kernel answers has to fit into the socket's buffer
+	found := map[uint32]packed{}
+	for number, n := range all {
+		var list []netip.AddrPort
+		for from, last := 0, -1; from < n && last < len(list); from += atOnce {
+			last = len(list)
+			var keys [][]byte
+			for i := from; i < min(n, from+atOnce); i++ {
+				keys = append(keys, slotKey(number, i))
+			}
+			err := t.Ask(c, slots, keys, func(e nft.Element) {
+				i := int(binary.NativeEndian.Uint32(e.Key[4:]))
+				list = slices.Grow(list, max(0, i+1-len(list)))[:max(len(list), i+1)]
+				list[i], _ = nft.DecodeBackend(e.Data)
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+		if len(list) > 0 {
+			found[number] = pack(list)
+		}
 	}
 	return found, nil
 }

@@ -48,6 +48,8 @@ type Plane struct {
 	clean    uint32   // Ruleset.Foreign when our tables were as they should be; 0: unknown
 	flows    *flows   // nil: there are no flowtables
 	stale    bool     // the flowtables are not as they should be
+	unsure   bool     // the last Sync has not done all
+	askFrom  int      // see askedSlots
 }
 
 // planned is what there is to do, as long as no other program changes the ruleset.
@@ -129,6 +131,7 @@ func (p *Plane) newTables(tx *nft.Transaction) []*table {
 		t := newTable(f, p.config.Mark, tx)
 		t.counts(p.config.Counters)
 		t.localnetIsOn, t.localnetWasOff = p.localnet.On(), p.config.LocalnetWasOff
+		t.askFrom, t.unsure = p.askFrom, p.unsure
 		tables = append(tables, t)
 	}
 	return tables
@@ -144,7 +147,8 @@ func (p *Plane) Repair(_ context.Context, s *model.State, r dataplane.Report) er
 }
 
 // sync does what an Audit has found, unless another program has changed the ruleset since.
-func (p *Plane) sync(s *model.State, found *planned) error {
+func (p *Plane) sync(s *model.State, found *planned) (err error) {
+	defer func() { p.unsure = err != nil }()
 	p.tables, p.clean = nil, 0
 	before, err := p.ruleset.Foreign()
 	if err != nil {
@@ -152,17 +156,18 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 	}
 	takeSessions := p.takeSessions(s)
 	var tables []*table
-	var tx *nft.Transaction
+	tx := &nft.Transaction{}
+	var partial error
 	if found != nil && found.foreign == before && takeSessions == nil {
 		tables, tx = found.tables, found.tx
 	} else {
-		tables, tx, err = p.plan(s, takeSessions)
+		tx.Early = func() { partial = p.commitMore(tx, partial) }
+		tables, err = p.plan(s, tx, takeSessions)
 	}
 	if !isPartial(err) {
 		return err
 	}
-	partial := p.ruleset.Commit(tx)
-	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+	if partial = p.commitMore(tx, partial); !isPartial(partial) {
 		return partial
 	}
 	err, p.stale = p.finish(tables, errors.Join(err, partial)), true
@@ -175,32 +180,44 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 	return err
 }
 
+// commitMore performs further steps, unless those before have left the kernel unknown.
+func (p *Plane) commitMore(tx *nft.Transaction, before error) error {
+	if !isPartial(before) {
+		*tx = nft.Transaction{Early: tx.Early}
+		return before
+	}
+	err := p.ruleset.Commit(tx)
+	if !isPartial(err) {
+		return err
+	}
+	return errors.Join(before, err)
+}
+
 // plan finds the steps that lead from what the kernel holds to s. With ErrPartial they do so but for the
 // rows that the error names. When all pools are planned, and no frontends, it calls ready, unless that is nil.
-func (p *Plane) plan(s *model.State, ready func([]*table) error) ([]*table, *nft.Transaction, error) {
+func (p *Plane) plan(s *model.State, tx *nft.Transaction, ready func([]*table) error) ([]*table, error) {
 	offloads, err := p.wantsFlowtable()
 	if err != nil {
-		return nil, nil, fmt.Errorf("nftables: %w", err)
+		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	tx := &nft.Transaction{}
 	tables := p.newTables(tx)
 	var errs []error
 	for i, t := range tables {
 		t.PodInterfaces, t.offloads = s.Pods.Interfaces, offloads
 		if err := p.load(t); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if t.Foreign {
 			t = p.newTables(tx)[i]
 			t.PodInterfaces, t.offloads, tables[i] = s.Pods.Interfaces, offloads, t
 			t.Delete()
-			ready = nil // a new table takes the place of the old one at once
+			ready, tx.Early = nil, nil // a new table takes the place of the old one at once
 		}
 		errs = append(errs, t.syncPools(s))
 	}
 	if ready != nil {
 		if err := ready(tables); !isPartial(err) {
-			return nil, nil, err
+			return nil, err
 		} else if err != nil {
 			errs = append(errs, err)
 		}
@@ -209,9 +226,9 @@ func (p *Plane) plan(s *model.State, ready func([]*table) error) ([]*table, *nft
 		errs = append(errs, t.syncRows(s))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return tables, tx, fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+		return tables, fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
 	}
-	return tables, tx, nil
+	return tables, nil
 }
 
 func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.ErrPartial) }
@@ -291,7 +308,8 @@ func (p *Plane) audit(s *model.State, d dataplane.Depth) (r dataplane.Report, er
 	if p.tables != nil && foreign == p.clean && d == dataplane.Quick {
 		return r, nil
 	}
-	tables, tx, err := p.plan(s, nil)
+	tx := &nft.Transaction{}
+	tables, err := p.plan(s, tx, nil)
 	if !isPartial(err) {
 		return r, err
 	}

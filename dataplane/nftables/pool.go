@@ -27,12 +27,13 @@ import (
 
 // pool is a model.Pool in the kernel.
 type pool struct {
-	number uint32
-	size   size
-	slots  []netip.AddrPort // the backend of each, in the order of the kernel's elements; an invalid one is missing
-	names  *names           // with affinity; nil: slots lead to backends themselves
-	lasts  time.Duration    // the affinity
-	users  []model.Key
+	number  uint32
+	counted bool // its counter is there
+	size    size
+	slots   packed        // the backend of each, in the order of the kernel's elements; an invalid one is missing
+	names   *names        // with affinity; nil: slots lead to backends themselves
+	lasts   time.Duration // the affinity
+	users   []model.Key
 }
 
 // names are the handles of a pool's backends. Its slots are elements of choices, which name a backend by its handle, so
@@ -59,12 +60,13 @@ func (t *table) setPool(id model.PoolID, want model.Pool) error {
 			return fmt.Errorf("pool %s: %w", id, err)
 		}
 	}
-	before, now := p.slots, arrange(p.slots, spread(want.Serving()))
+	before := p.slots.list()
+	now := arrange(before, spread(want.Serving()))
 	if err := t.setHandles(p, now); err != nil {
 		return fmt.Errorf("pool %s: %w", id, err)
 	}
-	t.pools[id], p.slots = p, now
-	for i, backend := range p.slots {
+	t.pools[id], p.slots = p, pack(now)
+	for i, backend := range now {
 		t.setSlot(p, i, at(before, i), backend)
 	}
 	t.setShared(p, want)
@@ -74,7 +76,7 @@ func (t *table) setPool(id model.PoolID, want model.Pool) error {
 	if err := t.redirect(old, p); err != nil {
 		return err
 	}
-	if len(p.slots) < len(before) {
+	if len(now) < len(before) {
 		t.surplus = append(t.surplus, surplus{p, before})
 	}
 	t.dropHandles(p)
@@ -93,7 +95,7 @@ type surplus struct {
 // trim deletes the slots that pools have lost, when no packet chooses among them any more.
 func (t *table) trim() {
 	for _, s := range t.surplus {
-		for i := len(s.slots); i < len(s.before); i++ {
+		for i := s.slots.len(); i < len(s.before); i++ {
 			t.setSlot(s.pool, i, s.before[i], netip.AddrPort{})
 		}
 	}
@@ -185,7 +187,7 @@ func (t *table) dropHandles(p *pool) {
 		return
 	}
 	serving := make(map[netip.AddrPort]bool, len(p.names.handles))
-	for _, b := range p.slots {
+	for _, b := range p.slots.list() {
 		serving[b] = true
 	}
 	for b, h := range p.names.handles {
@@ -206,18 +208,21 @@ func (t *table) setShared(p *pool, want model.Pool) {
 		}
 	}
 	pairs = slices.Compact(pairs) // backends are sorted: those of one address are neighbours
-	if t.detail == dataplane.PerPool {
-		pairs = append(pairs, nft.Entry{Set: served, Key: string(nft.Native(p.number))})
-	}
 	if len(pairs) > 0 || t.Owns(p) {
 		t.Own(p, pairs...)
 	}
+	if t.detail == dataplane.PerPool && !p.counted {
+		t.Claim(p.counter())
+		p.counted = true
+	}
 }
+
+func (p *pool) counter() nft.Entry { return nft.Entry{Set: served, Key: string(nft.Native(p.number))} }
 
 // redirect leads the frontends of a pool to the one that takes its place, and to all slots that it has now.
 func (t *table) redirect(old, p *pool) error {
 	was := p.size
-	p.size = sizeOf(len(p.slots), p.names != nil)
+	p.size = sizeOf(p.slots.len(), p.names != nil)
 	if err := t.choose(p.size); err != nil || old == nil || old == p && was == p.size {
 		return err
 	}
@@ -235,14 +240,17 @@ func (t *table) deletePool(id model.PoolID) {
 }
 
 func (t *table) deletePoolElements(p *pool) {
-	for i, backend := range p.slots {
+	for i, backend := range p.slots.list() {
 		t.setSlot(p, i, backend, netip.AddrPort{})
 	}
 	t.Own(p)
+	if p.counted {
+		t.Release(p.counter())
+	}
 	t.numbers.give(p.number)
 	if p.names != nil {
 		t.deleteMemory(p.names.number)
-		p.slots = nil
+		p.slots = packed{}
 		t.dropHandles(p)
 		t.stickies.give(p.names.number)
 	}

@@ -143,20 +143,20 @@ func (t *table) adoptNamed(number uint32, found map[uint32][]handle) *pool {
 		n.handles[t.backends[h]] = h
 	}
 	n.indexes.reserve(taken)
-	p := &pool{number: number, names: n, lasts: time.Second} // setMemory says for how long
-	for _, h := range choices {                              // 0 is a missing element
+	var slots []netip.AddrPort
+	for _, h := range choices { // 0 is a missing element
 		backend := t.backends[h]
 		if h != 0 && n.handles[backend] != h {
 			return nil // the name is another pool's, or no pool's
 		}
-		p.slots = append(p.slots, backend)
+		slots = append(slots, backend)
 	}
 	if !t.FoundSets[memoryName(n.number)] {
 		return nil
 	}
 	delete(found, n.number)
 	delete(t.found.choices, number)
-	return p
+	return &pool{number: number, names: n, slots: pack(slots), lasts: time.Second} // setMemory says for how long
 }
 
 // dropUnknownHandles makes the handles stale that no pool has taken over.
@@ -212,7 +212,7 @@ func (t *table) sweep() {
 	t.Sweep() // what leads to chains before them
 	for number, backends := range t.found.slots {
 		numbers[number] = true
-		for i, backend := range backends {
+		for i, backend := range backends.list() {
 			t.setSlot(&pool{number: number}, i, backend, netip.AddrPort{})
 		}
 	}

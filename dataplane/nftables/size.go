@@ -35,6 +35,20 @@ func newToken(c class, s size, pool uint32) token {
 
 func (t token) pool() uint32 { return uint32(t) & poolMask }
 
+// size is that of the pool, the inverse of size.id.
+func (t token) size() (s size) {
+	n := uint32(t) & sizeMask >> (poolBits + classBits)
+	s.named = n >= namedSizes
+	if n %= namedSizes; n < exactSizes {
+		s.slots = int(n) + 1
+		return s
+	}
+	n -= exactSizes
+	octave := bits.Len(exactSizes-1) + int(n>>stepBits)
+	s.slots = int(n&(1<<stepBits-1)+1<<stepBits+1) << (octave - stepBits)
+	return s
+}
+
 // verdict is that of the token's class; see class.number.
 func (t token) verdict() model.Verdict {
 	class := uint32(t) & classMask >> poolBits

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 
@@ -61,6 +62,44 @@ func arrange(old []netip.AddrPort, shares []share) []netip.AddrPort {
 		}
 	}
 	return slots
+}
+
+// packed is a list of backends in a fraction of the memory: there may be a million of them.
+type packed struct {
+	bytes []byte // of each the length of its address, this, and the port; of one that is missing zeros
+	each  int
+}
+
+const portBytes = 2
+
+func pack(list []netip.AddrPort) packed {
+	p := packed{each: 1 + portBytes}
+	for _, a := range list {
+		p.each = max(p.each, 1+a.Addr().BitLen()/8+portBytes)
+	}
+	p.bytes = make([]byte, len(list)*p.each)
+	for i, a := range list {
+		b, addr := p.at(i), a.Addr().AsSlice()
+		b[0] = byte(len(addr))
+		copy(b[1:], addr)
+		binary.BigEndian.PutUint16(b[p.each-portBytes:], a.Port())
+	}
+	return p
+}
+
+func (p packed) at(i int) []byte { return p.bytes[i*p.each : (i+1)*p.each] }
+
+func (p packed) len() int { return len(p.bytes) / max(p.each, 1) }
+
+func (p packed) list() []netip.AddrPort {
+	all := make([]netip.AddrPort, p.len())
+	for i := range all {
+		b := p.at(i)
+		if a, ok := netip.AddrFromSlice(b[1 : 1+b[0]]); ok {
+			all[i] = netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[p.each-portBytes:]))
+		}
+	}
+	return all
 }
 
 func gcd(a, b int) int {

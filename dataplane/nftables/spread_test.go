@@ -66,7 +66,7 @@ func TestSize(t *testing.T) {
 				t.Fatalf("%+v and %+v have the number %#x", s, other, s.id())
 			}
 			seen[s.id()] = s
-			if s.id()&^sizeMask != 0 || s.slots < slots || s.slots > slots+slots/8 || s.slots > exactSizes && s.below() >= slots {
+			if token(s.id()).size() != s || s.id()&^sizeMask != 0 || s.slots < slots || s.slots > slots+slots/8 || s.slots > exactSizes && s.below() >= slots {
 				t.Fatalf("%d slots: %+v with the number %#x, below it %d", slots, s, s.id(), s.below())
 			}
 		}

@@ -41,6 +41,8 @@ type table struct {
 	stale    []staleHandle
 	surplus  []surplus
 	recheck  bool // the memory of affinity may hold more than stale handles
+	askFrom  int  // so many slots are asked for, and not listed
+	unsure   bool // the kernel may hold slots that are in the way
 }
 
 // row is a frontend in the kernel.
@@ -52,15 +54,15 @@ type row struct {
 
 // found is what load saw of pools in the kernel and no pool has claimed yet.
 type found struct {
-	slots   map[uint32][]netip.AddrPort // by pool number
-	choices map[uint32][]handle         // by pool number, or handle of a block
+	slots   map[uint32]packed   // by pool number
+	choices map[uint32][]handle // by pool number, or handle of a block
 }
 
 func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 	t := &table{
 		Table: nft.NewTable(nft.Table{Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx}),
 		rows:  map[model.Key]row{}, pools: map[model.PoolID]*pool{}, sizes: map[size]bool{},
-		found:    found{map[uint32][]netip.AddrPort{}, map[uint32][]handle{}},
+		found:    found{map[uint32]packed{}, map[uint32][]handle{}},
 		numbers:  ids{next: 1, max: poolMask},
 		stickies: ids{next: minAffinity, first: minAffinity, max: maxAffinity},
 		backends: map[handle]netip.AddrPort{},

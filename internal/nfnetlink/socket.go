@@ -216,7 +216,7 @@ type Request struct {
 // Get calls Each with the object.
 func (s *Socket) Get(r Request) error { return s.ask(r, 0) }
 
-// Do has the kernel do what a message says. Nothing is listed.
+// Do has the kernel do what a message says, and calls Each with what it answers.
 func (s *Socket) Do(r Request) error { return s.ask(r, unix.NLM_F_ACK) }
 
 const sizeofNfgenmsg = 4
@@ -271,7 +271,7 @@ func (s *Socket) ask(r Request, flags uint16) (err error) {
 				}
 			case len(m.Data) >= sizeofNfgenmsg:
 				r.Each(m.Data[sizeofNfgenmsg:])
-				done = done || flags&unix.NLM_F_DUMP == 0
+				done = done || flags == 0
 			}
 			interrupted = interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
 		}

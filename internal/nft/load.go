@@ -163,21 +163,60 @@ func (t *Table) ListOf(c *nfnetlink.Socket, s *Set, reset func(), f func(Element
 		seen = order{seed: maphash.MakeSeed(), places: map[uint64]int{}}
 		reset()
 	}
-	l := t.Listing(unix.NFT_MSG_GETSETELEM, restart, func(attrs []byte) {
-		nfnetlink.Attributes(nfnetlink.Attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
-			if e := decodeElement(data); s.fits(e) {
-				seen.add(s, e.Key)
-				f(e)
-			}
-		})
+	l := t.elements(s, restart, func(e Element) {
+		seen.add(s, e.Key)
+		f(e)
 	})
 	l.Torn = func() bool { return seen.changed }
-	l.Filter.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
 	err := c.Dump(l)
 	if seen.changed && s.filledByPackets() && errors.Is(err, nfnetlink.ErrInterrupted) {
 		return nil // very many new clients have shifted the list; it lacks none of the others
 	}
 	return err
+}
+
+// elements asks for those of a set.
+func (t *Table) elements(s *Set, reset func(), f func(Element)) nfnetlink.Request {
+	l := t.Listing(unix.NFT_MSG_GETSETELEM, reset, func(attrs []byte) {
+		nfnetlink.Attributes(nfnetlink.Attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, data []byte) {
+			if e := decodeElement(data); s.fits(e) {
+				f(e)
+			}
+		})
+	})
+	l.Filter.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	return l
+}
+
+// Ask calls f for the elements of keys, as far as they are there; for some of them several times.
+func (t *Table) Ask(c *nfnetlink.Socket, set int, keys [][]byte, f func(Element)) error {
+	var others []Element
+	s := t.Sets[set]
+	r := t.elements(s, nil, func(e Element) {
+		if f(e); s.Counts != nil && e.Counts != s.Counts(e.Data) {
+			others = append(others, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data)})
+		}
+	})
+	list := r.Filter.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	for _, key := range keys {
+		element, k := r.Filter.Open(unix.NFTA_LIST_ELEM), r.Filter.Open(unix.NFTA_SET_ELEM_KEY)
+		r.Filter.Bytes(unix.NFTA_DATA_VALUE, key)
+		r.Filter.Close(k)
+		r.Filter.Close(element)
+	}
+	r.Filter.Close(list)
+	err := c.Do(r)
+	half := len(keys) / 2
+	switch {
+	case err == nil:
+		t.recount(set, others)
+		return nil
+	case !errors.Is(err, unix.ENOENT): // else the kernel has ended at the first one that it lacks
+		return err
+	case half == 0:
+		return nil
+	}
+	return errors.Join(t.Ask(c, set, keys[:half], f), t.Ask(c, set, keys[half:], f))
 }
 
 // filledByPackets reports whether rules add elements.

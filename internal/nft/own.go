@@ -81,7 +81,7 @@ func (t *Table) Own(row any, now ...Entry) {
 	// kernel transaction.
 	gone := func(first bool) {
 		for _, e := range slices.Backward(before) {
-			if _, ok := stays(e); !ok && t.makesWay(e, now) == first && t.release(e) && first {
+			if _, ok := stays(e); !ok && t.makesWay(e, now) == first && t.Release(e) && first {
 				t.Tx.Join()
 			}
 		}
@@ -90,7 +90,7 @@ func (t *Table) Own(row any, now ...Entry) {
 	for _, e := range now {
 		switch data, ok := had(e); {
 		case !ok:
-			t.claim(e)
+			t.Claim(e)
 		case data != e.Data:
 			t.exchange(e)
 		}
@@ -124,8 +124,8 @@ func (t *Table) makesWay(e Entry, now []Entry) bool {
 	return t.Sets[e.Set].Interval() && slices.ContainsFunc(now, func(n Entry) bool { return n.Set == e.Set })
 }
 
-// claim has the kernel hold an element for one more row.
-func (t *Table) claim(e Entry) {
+// Claim has the kernel hold an element for one more row. A caller that notes that itself takes less memory than Own.
+func (t *Table) Claim(e Entry) {
 	if t.Sets[e.Set].Shared {
 		if t.sharers[e]++; t.sharers[e] > 1 {
 			return
@@ -143,8 +143,8 @@ func (t *Table) claim(e Entry) {
 	}
 }
 
-// release has the kernel hold an element for one row less.
-func (t *Table) release(e Entry) (deleted bool) {
+// Release has the kernel hold an element for one row less.
+func (t *Table) Release(e Entry) (deleted bool) {
 	if t.Sets[e.Set].Shared {
 		if t.sharers[e]--; t.sharers[e] > 0 {
 			return false
@@ -288,12 +288,12 @@ func (t *Table) ownAddress(a netip.Addr, v model.Verdict) {
 	}
 	if v != model.Pass {
 		t.guarded[a] = v
-		t.claim(addressGuard(a, v))
+		t.Claim(addressGuard(a, v))
 	} else {
 		delete(t.guarded, a)
 	}
 	if was != model.Pass {
-		t.release(addressGuard(a, was))
+		t.Release(addressGuard(a, was))
 	}
 }
 

@@ -71,7 +71,7 @@ func (r *Ruleset) Foreign() (uint32, error) {
 // then dataplane.ErrPartial.
 func (r *Ruleset) Commit(tx *Transaction) error {
 	err := tx.Commit(r.Socket, func(steps []Step) error { return r.Send(tx, steps) })
-	*tx = Transaction{}
+	*tx = Transaction{Early: tx.Early}
 	return err
 }
 

@@ -38,9 +38,18 @@ type Step struct {
 type Transaction struct {
 	nfnetlink.Encoder
 	Steps []Step
+	// Early, if not nil, performs what there is whenever that is much, and empties the transaction. So the first Sync of a
+	// million backends does not hold all their steps, which take more memory than the backends.
+	Early func()
 }
 
+// early is how many steps are much.
+const early = 1 << 15
+
 func (t *Transaction) begin(verb, flags uint16, table *Table) *Step {
+	if t.Early != nil && len(t.Steps) >= early && !t.last().joined {
+		t.Early()
+	}
 	t.Steps, t.B = double(t.Steps, 1), double(t.B, maxStep)
 	t.Steps = append(t.Steps, Step{Verb: verb, flags: flags, Table: table, from: len(t.B)})
 	return t.last()
