@@ -137,9 +137,9 @@ func addSlice(b *service.Batch, s *service.Service, addrs []netip.Addr) {
 		if a.Is6() {
 			slice.Name.Name = s.Name.Name + "-6"
 		}
-		e := service.Endpoint{Addr: a, Node: string(testbed.NodeB), Ready: true, Serving: true, Weight: 1}
+		e := service.Endpoint{Addr: a, Node: service.NodeNamed(string(testbed.NodeB)), Ready: true, Serving: true, Weight: 1}
 		if testbed.PodCIDRs(testbed.Node)[0].Contains(a) {
-			e.Node = string(testbed.Node)
+			e.Node = service.NodeNamed(string(testbed.Node))
 		}
 		slice.Endpoints = append(slice.Endpoints, e)
 	}

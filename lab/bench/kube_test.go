@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/model"
 )
@@ -39,6 +40,7 @@ type rival struct {
 	pause time.Duration
 	// fewBuckets makes the kernel's table of virtual servers a small one.
 	fewBuckets bool
+	switches   bool // from one of Fairlead's planes to another
 }
 
 // fairleadArgs make Fairlead understand the arguments of kube-proxy.
@@ -174,9 +176,20 @@ func (k *contestant) run(b *testing.B, c *cluster, measure measurement) error {
 		return err
 	}
 	defer by.stop()
-	r := run{contestant: k, cluster: c, bystander: by, prober: newProber(bed)}
+	o := kubernetes.ProxyOptions{Bed: bed, Command: k.command(b, k.path, kubeconfig), Env: k.vars}
+	r := run{contestant: k, cluster: c, bystander: by, prober: newProber(bed), relay: relay}
+	if k.switches {
+		pins, _, err := testbed.BPFFS()
+		if err != nil {
+			return err
+		}
+		defer pins.Close()
+		r.socket = filepath.Join(b.TempDir(), "control")
+		o.Files = []*os.File{pins} // the first after the standard ones
+		o.Command = append(o.Command, "--cgroup-root="+bed.Cgroup(), "--bpf-root=/proc/self/fd/3", "--control-socket="+r.socket)
+	}
 	begin := time.Now()
-	err = measure(&r, ctx, kubernetes.ProxyOptions{Bed: bed, Command: k.command(b, k.path, kubeconfig), Env: k.vars})
+	err = measure(&r, ctx, o)
 	if err != nil && r.proxy != nil {
 		err = fmt.Errorf("%w; its last words:\n%s", err, lastWords(r.proxy.Log()))
 	}
@@ -201,7 +214,9 @@ type run struct {
 	*cluster
 	*bystander
 	*prober
-	proxy *kubernetes.Proxy
+	relay  *kubernetes.Relay
+	proxy  *kubernetes.Proxy
+	socket string // for commands; empty: there is none
 }
 
 // measurement starts the proxy, measures and kills it.
@@ -231,10 +246,8 @@ func (r *run) measureStart(ctx context.Context, o kubernetes.ProxyOptions) (err 
 	if r.proxy, err = kubernetes.StartProxy(ctx, o); err != nil {
 		return err
 	}
-	for i, open := range r.cluster.open {
-		if _, err := r.await(i, open).wait(startLimit); err != nil {
-			return err
-		}
+	if err := r.allRight(); err != nil {
+		return err
 	}
 	r.start = append(r.start, time.Since(begin).Seconds())
 	letPass(settleTime)
@@ -244,6 +257,16 @@ func (r *run) measureStart(ctx context.Context, o kubernetes.ProxyOptions) (err 
 	}
 	r.startCPU = append(r.startCPU, u.CPU.Seconds())
 	r.settled, r.anonymous = append(r.settled, float64(u.RSS)), append(r.anonymous, float64(u.Anonymous))
+	return nil
+}
+
+// allRight returns when all probed Services are as they should be.
+func (r *run) allRight() error {
+	for i, open := range r.cluster.open {
+		if _, err := r.await(i, open).wait(startLimit); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -261,19 +284,25 @@ func (r *run) measureSingle(ctx context.Context) error {
 		if err := r.toggle(ctx, i); err != nil {
 			return err
 		}
-		d, err := v.wait(changeLimit)
+		d, event, err := r.seen(i, v)
 		if err != nil {
 			return err
 		}
-		event, err := r.saw(i)
-		if err != nil {
-			return err
-		}
-		took, events = append(took, d.Seconds()), append(events, afterEvent(v, event))
+		took, events = append(took, d), append(events, event)
 		letPass(r.pause)
 	}
 	r.single.add(took, events)
 	return nil
+}
+
+// seen is how long a change took, from the PATCH and from the watch event, in seconds.
+func (r *run) seen(i int, v *vigil) (took, event float64, err error) {
+	d, err := v.wait(changeLimit)
+	if err != nil {
+		return 0, 0, err
+	}
+	at, err := r.saw(i)
+	return d.Seconds(), afterEvent(v, at), err
 }
 
 // pick is a probed Service.
@@ -330,15 +359,11 @@ func (r *run) measureChurn(ctx context.Context) error {
 func (r *run) collect(vigils map[int]*vigil) error {
 	var took, events Series
 	for i, v := range vigils {
-		d, err := v.wait(changeLimit)
+		d, event, err := r.seen(i, v)
 		if err != nil {
 			return err
 		}
-		event, err := r.saw(i)
-		if err != nil {
-			return err
-		}
-		took, events = append(took, d.Seconds()), append(events, afterEvent(v, event))
+		took, events = append(took, d), append(events, event)
 	}
 	r.churn.add(took, events)
 	return nil

@@ -30,6 +30,7 @@ type cluster struct {
 	services int
 	open     map[int]bool // the probed Services
 	others   int          // which of the others is changed next
+	cgroup   bool         // nodes have one
 }
 
 const (
@@ -43,7 +44,10 @@ const (
 func newCluster(b *testing.B, n int) *cluster {
 	b.Helper()
 	ctx := b.Context()
-	plane, err := kubernetes.Start(ctx, kubernetes.Options{Parts: kubernetes.NeedParts(b), Controllers: []string{}})
+	plane, err := kubernetes.Start(ctx, kubernetes.Options{
+		Parts: kubernetes.NeedParts(b), Controllers: []string{},
+		APIServerArgs: []string{"--service-cluster-ip-range=10.96.0.0/12,fd00::a60:0/108"}, // in place of the testbed's, which are small
+	})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -59,8 +63,9 @@ func newCluster(b *testing.B, n int) *cluster {
 		b.Fatal(err)
 	}
 	c := &cluster{plane: plane, client: client, services: n, open: map[int]bool{}}
-	for j := range probedServices {
-		c.open[j*(n-1)/(probedServices-1)] = true
+	probed := min(probedServices, n/2)
+	for j := range probed {
+		c.open[j*(n-1)/(probed-1)] = true
 	}
 	begin := time.Now()
 	if err := c.fill(ctx); err != nil {
@@ -73,6 +78,9 @@ func newCluster(b *testing.B, n int) *cluster {
 func (c *cluster) fill(ctx context.Context) error {
 	if err := c.register(ctx); err != nil {
 		return err
+	}
+	if c.services > apiServices {
+		return c.store(ctx)
 	}
 	const workers = 24
 	group, ctx := errgroup.WithContext(ctx)
@@ -88,6 +96,30 @@ func (c *cluster) fill(ctx context.Context) error {
 		})
 	}
 	return group.Wait()
+}
+
+// apiServices is how many Services the API server creates in reasonable time.
+const apiServices = 20_000
+
+// store has etcd get what the API server and the controller would have written.
+func (c *cluster) store(ctx context.Context) error {
+	managed := []metav1.ManagedFieldsEntry{{
+		Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, FieldsType: "FieldsV1",
+		FieldsV1: metav1.NewFieldsV1(`{"f:addressType":{},"f:endpoints":{},"f:metadata":{"f:labels":{".":{},` +
+			`"f:app":{},"f:kubernetes.io/service-name":{}},"f:ownerReferences":{}},"f:ports":{}}`),
+	}}
+	var all []kubernetes.Object
+	for i := range c.services {
+		s, slice := c.service(i), c.slice(i)
+		s.Namespace, slice.Namespace = metav1.NamespaceDefault, metav1.NamespaceDefault
+		s.ManagedFields, slice.ManagedFields = managed, managed
+		s.Spec.Type, s.Spec.SessionAffinity = corev1.ServiceTypeClusterIP, corev1.ServiceAffinityNone
+		s.Spec.ClusterIPs, s.Spec.IPFamilies = []string{s.Spec.ClusterIP}, []corev1.IPFamily{corev1.IPv4Protocol}
+		s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack)
+		s.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyCluster)
+		all = append(all, s, slice)
+	}
+	return c.plane.Store(ctx, all...)
 }
 
 // register makes the Node object.
@@ -159,7 +191,7 @@ var podAddrs = map[string]netip.Addr{
 
 // newNode is a network for a proxy, with the pods that the probed Services lead to.
 func (c *cluster) newNode(ctx context.Context) (*testbed.Bed, error) {
-	var spec testbed.Spec
+	spec := testbed.Spec{Cgroup: c.cgroup}
 	for name, a := range podAddrs {
 		p := testbed.PodSpec{Name: name, Addrs: []netip.Addr{a, testbed.EmbedV6(a)}}
 		if name == openPod {

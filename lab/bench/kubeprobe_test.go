@@ -69,8 +69,8 @@ func (p *prober) stop() error {
 }
 
 func (p *prober) run() error {
-	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &unix.Sigset_t{Val: [16]uint64{^uint64(0)}}, nil); err != nil {
-		return os.NewSyscallError("sigmask", err) // the runtime's own signals would interrupt connect
+	if err := blockSignals(); err != nil {
+		return err
 	}
 	var active []*vigil
 	for {
@@ -125,7 +125,7 @@ func (v *vigil) probe() (changed bool, err error) {
 	if now.Before(v.next) {
 		return false, nil
 	}
-	open, known, err := connects(v.to)
+	open, known, err := connects(v.to, connectLimit)
 	if err != nil {
 		return false, err
 	}
@@ -138,15 +138,15 @@ func (v *vigil) probe() (changed bool, err error) {
 	return false, nil
 }
 
-// connects reports whether a Service accepts connections; it is not known if there is no clear answer.
-func connects(to netip.AddrPort) (open, known bool, err error) {
+// connects reports whether a Service accepts connections; it is not known if there is no clear answer within the limit.
+func connects(to netip.AddrPort, limit time.Duration) (open, known bool, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return false, false, os.NewSyscallError("socket", err)
 	}
 	defer unix.Close(fd)
 	err = errors.Join(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Usec: connectLimit.Microseconds()}))
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, new(unix.NsecToTimeval(limit.Nanoseconds()))))
 	if err != nil {
 		return false, false, os.NewSyscallError("setsockopt", err)
 	}

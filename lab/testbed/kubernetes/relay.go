@@ -23,6 +23,7 @@ type Relay struct {
 	conns     map[net.Conn]struct{}
 	delay     time.Duration
 	passing   chan struct{} // closed while bytes pass
+	busy      time.Time     // see Busy
 	closed    bool
 	group     sync.WaitGroup
 }
@@ -47,6 +48,13 @@ func (c *ControlPlane) Serve(bed *testbed.Bed) (*Relay, error) {
 	defer c.mu.Unlock()
 	c.relays = append(c.relays, r)
 	return r, nil
+}
+
+// Busy is when much at once was last passed on: lists are, and single changes are not.
+func (r *Relay) Busy() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.busy
 }
 
 // Addr is the API server's address in the Bed.
@@ -206,6 +214,9 @@ func (r *Relay) copy(to, from net.Conn) {
 		}
 		r.mu.Lock()
 		passing, delay := r.passing, r.delay
+		if n > len(buffer)/4 {
+			r.busy = time.Now()
+		}
 		r.mu.Unlock()
 		time.Sleep(delay)
 		<-passing
