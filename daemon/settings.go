@@ -52,6 +52,7 @@ func tableOptions(c *config.Config) (service.Options, error) {
 		Manifests:         standalone(c),
 		HNS:               hns(c),
 		Health:            health(c),
+		Scheduler:         c.KubeProxy.IPVS.Scheduler,
 	}, err
 }
 

@@ -51,6 +51,7 @@ type Round struct {
 	Arrived         []time.Time
 	Audited         time.Duration              // how long the audit took; 0: there was none
 	Orphans         int                        // connections that were reset as their backends are gone
+	Rebalanced      int                        // idle connections that were closed as their backends were crowded
 	Drifts          []dataplane.Drift          // that it found; they are repaired
 	ExternalChanges []dataplane.ExternalChange // before it, as the kernel reports them
 	Refused         []Refusal                  // servers that cannot be opened, each said once

@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -35,8 +36,9 @@ const (
 
 // follow notes the pools that have changed.
 func (r *rebalances) follow(c *model.Change) {
+	now := time.Now()
 	for id, pool := range c.Pools.Set.All() {
-		if now := time.Now(); pool.Rebalance > 0 {
+		if pool.Rebalance > 0 {
 			r.until[id], r.next = now.Add(rebalanceFor), now.Add(rebalanceRound)
 		}
 	}
@@ -65,7 +67,7 @@ func (e *Engine) rebalance(ctx context.Context) {
 		return
 	}
 	services := map[netip.AddrPort][]model.PoolID{}
-	for key, f := range e.state.Frontends {
+	for key, f := range e.options.Table.Near(maps.Keys(pools)) {
 		if pools[f.Pool].Rebalance > 0 && key.Protocol == model.TCP {
 			services[key.AddrPort()] = append(services[key.AddrPort()], f.Pool)
 		}
@@ -79,7 +81,7 @@ func (e *Engine) rebalance(ctx context.Context) {
 	case err == nil:
 		r.failure.Cleared()
 	}
-	if n > 0 {
+	if e.round.Rebalanced = n; n > 0 {
 		e.options.Log.Info("closed idle connections of crowded backends", "connections", n)
 	}
 }

@@ -140,6 +140,7 @@ type idlePlane struct {
 	open   []dataplane.Open
 	calls  int
 	closed []string
+	total  int
 }
 
 func (p *idlePlane) CloseIdle(_ context.Context, of *dataplane.Idle) (int, error) {
@@ -147,6 +148,7 @@ func (p *idlePlane) CloseIdle(_ context.Context, of *dataplane.Idle) (int, error
 	defer p.mu.Unlock()
 	p.calls++
 	closing := of.Choose(p.open)
+	p.total += len(closing)
 	for _, i := range closing {
 		p.closed = append(p.closed, fmt.Sprint(p.open[i].Service, " ", p.open[i].Backend))
 	}
@@ -166,9 +168,10 @@ func TestEngine_rebalances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		var p *idlePlane
+		observed := 0 // by the goroutine that calls the plane
 		r.start(func(o *Options) {
 			p = &idlePlane{Dataplane: o.Plane}
-			o.Plane = p
+			o.Plane, o.Observer = p, observerFunc(func(round Round) { observed += round.Rebalanced })
 		})
 		for _, to := range []string{"10.96.0.1:80", "10.96.0.2:80"} {
 			for range 20 {
@@ -202,5 +205,8 @@ func TestEngine_rebalances(t *testing.T) {
 			t.Error("after a backend has come the plane is not asked")
 		}
 		r.stop()
+		if observed == 0 || observed != p.total {
+			t.Errorf("%d connections are closed, and the Observer is told of %d", p.total, observed)
+		}
 	})
 }

@@ -59,10 +59,12 @@ func TestRounds(t *testing.T) {
 			Arrived:  []time.Time{time.Now().Add(-4 * time.Millisecond), time.Now().Add(-5 * time.Millisecond)},
 		})
 		bubble.Pass(time.Second)
-		m.Round(engine.Round{Audited: 20 * time.Microsecond, Status: was(time.Now())})
-		expect(t, m, `counter fairlead_problems_total{kind="Service",reason="invalid"} 1
+		m.Round(engine.Round{Audited: 20 * time.Microsecond, Orphans: 2, Rebalanced: 3, Status: was(time.Now())})
+		expect(t, m, `counter fairlead_orphans_reset_total{} 2
+counter fairlead_problems_total{kind="Service",reason="invalid"} 1
 counter fairlead_problems_total{kind="Service",reason="share"} 1
 counter fairlead_problems_total{kind="other",reason="invalid"} 1
+counter fairlead_rebalanced_connections_total{} 3
 counter kubeproxy_sync_proxy_rules_endpoint_changes_total{} 5
 counter kubeproxy_sync_proxy_rules_service_changes_total{} 2
 gauge fairlead_start_duration_seconds{} 2

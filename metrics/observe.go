@@ -99,6 +99,7 @@ func (m *Metrics) latencies(r *engine.Round, now time.Time) {
 
 func (m *Metrics) audited(r *engine.Round) {
 	m.own.orphans.Add(float64(r.Orphans))
+	m.own.rebalanced.Add(float64(r.Rebalanced))
 	if r.Audited > 0 {
 		m.own.audits.Observe(r.Audited.Seconds())
 	}

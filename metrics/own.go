@@ -20,7 +20,7 @@ type own struct {
 
 	drifts                   func(...string) metrics.CounterMetric
 	repaired, failing        metrics.CounterMetric
-	orphans                  metrics.CounterMetric
+	orphans, rebalanced      metrics.CounterMetric
 	refused, failed          metrics.CounterMetric
 	problems                 func(...string) metrics.CounterMetric
 	listenFailures, returned metrics.CounterMetric
@@ -56,6 +56,8 @@ func newOwn(s *registry) own {
 			"Differences that audits found in the kernel after external changes, by class of object.", "class")),
 		orphans: s.counter(fairlead("orphans_reset_total",
 			"Connections reset as their backend was gone and did not acknowledge anything (resetOrphans)."))(),
+		rebalanced: s.counter(fairlead("rebalanced_connections_total",
+			"Idle connections closed for balance (annotation rebalance)."))(),
 		problems: s.counter(fairlead("problems_total",
 			"Problems of objects, by kind and reason.", "kind", "reason")),
 		listenFailures: s.counter(fairlead("health_check_listen_failures_total",

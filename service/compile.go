@@ -57,6 +57,10 @@ func (c *compiler) compile() {
 	if why := c.service.unscheduled(c.view.Mode); why != "" {
 		c.problem("Service "+c.service.Name.String(), c.service.schedulerField(), Unsupported, why)
 	}
+	if name := c.returning(); name != "" && c.service.Rebalance > 0 {
+		c.problem("Service "+c.service.Name.String(), annotation(rebalanceAnnotation), Unsupported,
+			fmt.Sprintf("has no effect: by scheduler %s clients come back to their endpoints", name))
+	}
 	for _, ip := range c.service.ClusterIPs {
 		c.ready = c.ready[:0]
 		for i := range c.service.Ports {
@@ -171,14 +175,10 @@ func (c *compiler) port(p *Port, ip netip.Addr) {
 	if c.service.Barrier {
 		c.rows.used = s.ending(c.rows.used, used)
 	}
-	scheduler := c.service.Scheduler.name()
-	if c.unhashed {
-		scheduler = ""
-	}
 	for i := range pools {
 		if used[i] {
-			pool := model.Pool{Backends: s.backends(i), Affinity: c.service.Affinity, Scheduler: scheduler}
-			if p.Protocol == model.TCP {
+			pool := model.Pool{Backends: s.backends(i), Affinity: c.service.Affinity, Scheduler: c.scheduler()}
+			if p.Protocol == model.TCP && c.returning() == "" {
 				pool.Rebalance = c.service.Rebalance
 			}
 			c.rows.Pools = append(c.rows.Pools, model.Row[model.PoolID, model.Pool]{Key: pools[i], Value: pool})

@@ -265,6 +265,7 @@ func testIncremental(t *testing.T, seed uint64) {
 		checkChange(t, before, state, change)
 		checkState(t, state)
 		checkExplain(t, d, table, state)
+		checkNear(t, table, state)
 		for _, p := range problems {
 			told[p] = true
 		}
@@ -291,6 +292,19 @@ func testIncremental(t *testing.T, seed uint64) {
 	state, _, _ := table.Update(gone)
 	if len(state.Frontends)+len(state.Pools)+len(state.Health) > 0 || len(state.Guards) > len(w.ServiceCIDRs) {
 		t.Errorf("rows are left when all objects are gone:\n%s", state)
+	}
+}
+
+// checkNear checks that a Table finds all Frontends that lead to each pool.
+func checkNear(t *testing.T, table *service.Table, state *model.State) {
+	t.Helper()
+	for id := range state.Pools {
+		found := maps.Collect(table.Near(slices.Values([]model.PoolID{id})))
+		for key, f := range state.Frontends {
+			if _, ok := found[key]; f.Verdict == model.Forward && f.Pool == id && !ok {
+				t.Errorf("%v leads to %v, and is not found", key, id)
+			}
+		}
 	}
 }
 

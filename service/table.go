@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -578,22 +579,36 @@ func (t *Table) setPools(rows *Rows) {
 
 // dropPools removes the pools to which no Frontend leads any more.
 func (t *Table) dropPools() {
-	if len(t.left) == 0 {
-		return
-	}
 	used := map[model.PoolID]bool{}
-	seen := map[Name]bool{}
+	for _, f := range t.Near(slices.Values(t.left)) {
+		used[f.Pool] = true
+	}
 	for _, id := range t.left {
-		owner := rowOwner(id.Service)
-		if e := t.entries[owner]; e != nil && !seen[owner] {
-			for i := range e.claims {
-				c := e.claims[i].claim()
-				used[t.state.Frontends[c.key(model.Any)].Pool] = true
-				used[t.state.Frontends[c.key(model.Internal)].Pool] = true
-			}
-		}
-		if seen[owner] = true; !used[id] {
+		if !used[id] {
 			t.pools.remove(id)
+		}
+	}
+}
+
+// Near are the Frontends that may lead to some pools: all where their Services want one.
+func (t *Table) Near(pools iter.Seq[model.PoolID]) iter.Seq2[model.Key, model.Frontend] {
+	return func(yield func(model.Key, model.Frontend) bool) {
+		seen := map[Name]bool{}
+		for id := range pools {
+			owner := rowOwner(id.Service)
+			e := t.entries[owner]
+			if e == nil || seen[owner] {
+				continue
+			}
+			seen[owner] = true
+			for i := range e.claims {
+				for _, scope := range []model.Scope{model.Any, model.Internal} {
+					key := e.claims[i].claim().key(scope)
+					if f, ok := t.state.Frontends[key]; ok && !yield(key, f) {
+						return
+					}
+				}
+			}
 		}
 	}
 }

@@ -170,6 +170,55 @@ func TestFromNode_eligible(t *testing.T) {
 	}
 }
 
+// Where clients come back to their endpoints by the scheduler in force, no connections are closed for the sake of others.
+func TestTable_rebalance(t *testing.T) {
+	objects := readObjects(t, []byte(`
+kind: Service
+metadata: {name: hashed, namespace: default, annotations: {fairlead.dev/scheduler: mh, fairlead.dev/rebalance: 10s}}
+spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}
+---
+kind: EndpointSlice
+metadata: {name: hashed-1, namespace: default, labels: {kubernetes.io/service-name: hashed}}
+addressType: IPv4
+ports: [{name: "", port: 8080}]
+endpoints: [{addresses: [10.244.2.2]}]
+---
+kind: Service
+metadata: {name: plain, namespace: default, annotations: {fairlead.dev/rebalance: 10s}}
+spec: {clusterIP: 10.96.0.2, ports: [{port: 80}]}
+---
+kind: EndpointSlice
+metadata: {name: plain-1, namespace: default, labels: {kubernetes.io/service-name: plain}}
+addressType: IPv4
+ports: [{name: "", port: 8080}]
+endpoints: [{addresses: [10.244.2.2]}]
+`))
+	for _, c := range []struct{ mode, configured, not string }{
+		{"ipvs", "", "hashed mh"}, {"ipvs", "sh", "hashed mh, plain sh"}, {"ebpf", "sh", "hashed mh"}, {"nftables", "sh", ""},
+		{"userspace", "", ""}, {"", "", ""},
+	} {
+		options := defaultOptions()
+		options.Mode, options.Scheduler = func() string { return c.mode }, c.configured
+		state, _, problems := newTable(t, options).Update(objects)
+		var not, said []string
+		for _, p := range problems {
+			const of, reason = "Service default/", "has no effect: by scheduler "
+			if _, scheduler, ok := strings.Cut(p.Reason, reason); ok && p.Field == "metadata.annotations[fairlead.dev/rebalance]" {
+				scheduler, _, _ = strings.Cut(scheduler, " ")
+				said = append(said, strings.TrimPrefix(p.Object, of)+" "+scheduler)
+			}
+		}
+		for id, pool := range state.Pools {
+			if pool.Rebalance == 0 {
+				not = append(not, id.Service)
+			}
+		}
+		if got := strings.Join(said, ", "); got != c.not || len(not) != len(said) {
+			t.Errorf("in mode %s with %q: problems are %q, and these are not rebalanced: %q", c.mode, c.configured, got, not)
+		}
+	}
+}
+
 // A scheduler that the data plane in force does not have is a problem, which comes and goes with the data plane.
 func TestTable_schedulers(t *testing.T) {
 	objects := readObjects(t, []byte(`

@@ -48,6 +48,8 @@ type Options struct {
 	Health Health
 	// Manifests says that the objects come from files, where no API server has given out their addresses.
 	Manifests bool
+	// Scheduler is what mode ipvs uses for Services that name none; empty: rr.
+	Scheduler string
 	// Mode names the data plane in force, which may change; empty, or nil: it is not known. Each Update asks.
 	Mode func() string
 }
@@ -122,6 +124,7 @@ type View struct {
 	ExternalIPs   bool
 	Manifests     bool
 	Mode          string // of the data plane in force; empty: unknown
+	Scheduler     string // of mode ipvs
 	Health        Health
 	Listeners     []netip.AddrPort
 	Own           []netip.Addr   // that no ClusterIP can be; sorted
@@ -140,7 +143,8 @@ func (v *View) equal(o *View) bool {
 	return v.Node == o.Node && v.Zone == o.Zone && slices.Equal(v.IPs, o.IPs) &&
 		slices.Equal(v.NodePorts, o.NodePorts) && v.Pods.Equal(o.Pods) &&
 		v.MasqueradeAll == o.MasqueradeAll && v.HNS.equal(o.HNS) &&
-		v.ExternalIPs == o.ExternalIPs && v.Manifests == o.Manifests && v.Mode == o.Mode && v.Health == o.Health &&
+		v.ExternalIPs == o.ExternalIPs && v.Manifests == o.Manifests && v.Mode == o.Mode && v.Scheduler == o.Scheduler &&
+		v.Health == o.Health &&
 		slices.Equal(v.Listeners, o.Listeners) && slices.Equal(v.Own, o.Own) &&
 		slices.Equal(v.PodNetworks, o.PodNetworks) && slices.Equal(v.ServiceCIDRs, o.ServiceCIDRs)
 }
@@ -157,8 +161,8 @@ func (o *Options) view(n Node, addrs []netip.Addr, serviceCIDRs []netip.Prefix) 
 	addrs = own(addrs, serviceCIDRs)
 	v := View{
 		Node: o.NodeName, Zone: n.Zone, MasqueradeAll: o.MasqueradeAll, HNS: o.HNS, ExternalIPs: o.ExternalIPs,
-		Manifests: o.Manifests, Mode: o.mode(), Health: o.Health, Listeners: o.Listeners, Own: o.ownAddrs(n, addrs),
-		PodNetworks: o.podNetworks(n), ServiceCIDRs: serviceCIDRs,
+		Manifests: o.Manifests, Mode: o.mode(), Scheduler: o.Scheduler, Health: o.Health, Listeners: o.Listeners,
+		Own: o.ownAddrs(n, addrs), PodNetworks: o.podNetworks(n), ServiceCIDRs: serviceCIDRs,
 	}
 	v.IPs = o.primary(n, addrs)
 	if len(addrs) == 0 {

@@ -39,6 +39,27 @@ func (s Scheduler) hasTable() bool {
 	return slices.Contains([]string{"lblc", "lblcr", "mh"}, s.name())
 }
 
+// scheduler is the Service's own, if there is a table for it.
+func (c *compiler) scheduler() string {
+	if c.unhashed {
+		return ""
+	}
+	return c.service.Scheduler.name()
+}
+
+// returning is the scheduler in force if clients that connect anew come back to their endpoints by it; else empty.
+func (c *compiler) returning() string {
+	name := c.scheduler()
+	if name == "" && c.view.Mode == "ipvs" {
+		name = c.view.Scheduler
+	}
+	back := []string{"dh", "fo", "lblc", "lblcr", "mh", "ovf", "sh"}
+	if slices.Contains(back, name) && slices.Contains(model.ModesWith(name), c.view.Mode) {
+		return name
+	}
+	return ""
+}
+
 // scheduler reads the annotation.
 func (c *serviceReader) scheduler() {
 	text, ok := c.from.Annotations[schedulerAnnotation]
