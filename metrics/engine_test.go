@@ -73,7 +73,7 @@ func web(n byte, change func(*service.Service)) service.Batch {
 			Name: name, Service: name.Name, Changed: time.Now().UnixMicro(),
 			Ports: []service.SlicePort{{Protocol: model.TCP, Port: 8080}},
 			Endpoints: []service.Endpoint{
-				{Addr: netip.AddrFrom4([4]byte{10, 1, 0, n}), Node: "other", Ready: true, Serving: true, Weight: 1},
+				{Addr: netip.AddrFrom4([4]byte{10, 1, 0, n}), Node: service.NodeNamed("other"), Ready: true, Serving: true, Weight: 1},
 			},
 		}),
 	}
