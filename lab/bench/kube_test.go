@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/model"
 )
@@ -179,14 +179,14 @@ func (k *contestant) run(b *testing.B, c *cluster, measure measurement) error {
 	o := kubernetes.ProxyOptions{Bed: bed, Command: k.command(b, k.path, kubeconfig), Env: k.vars}
 	r := run{contestant: k, cluster: c, bystander: by, prober: newProber(bed), relay: relay}
 	if k.switches {
-		pins, _, err := testbed.BPFFS()
-		if err != nil {
-			return err
+		// Where it is mounted nowhere, a plane's leftovers are not found.
+		pins := b.TempDir()
+		if err := unix.Mount("bpf", pins, "bpf", 0, ""); err != nil {
+			return os.NewSyscallError("mount", err)
 		}
-		defer pins.Close()
+		defer func() { _ = unix.Unmount(pins, unix.MNT_DETACH) }()
 		r.socket = filepath.Join(b.TempDir(), "control")
-		o.Files = []*os.File{pins} // the first after the standard ones
-		o.Command = append(o.Command, "--cgroup-root="+bed.Cgroup(), "--bpf-root=/proc/self/fd/3", "--control-socket="+r.socket)
+		o.Command = append(o.Command, "--cgroup-root="+bed.Cgroup(), "--bpf-root="+pins, "--control-socket="+r.socket)
 	}
 	begin := time.Now()
 	err = measure(&r, ctx, o)
