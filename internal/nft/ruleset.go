@@ -71,7 +71,11 @@ func (r *Ruleset) Foreign() (uint32, error) {
 // then dataplane.ErrPartial.
 func (r *Ruleset) Commit(tx *Transaction) error {
 	err := tx.Commit(r.Socket, func(steps []Step) error { return r.Send(tx, steps) })
-	*tx = Transaction{Early: tx.Early}
+	before := *tx
+	*tx = Transaction{Early: before.Early}
+	if tx.Early != nil { // as many are likely to follow
+		tx.Steps, tx.B = before.Steps[:0], before.B[:0]
+	}
 	return err
 }
 
