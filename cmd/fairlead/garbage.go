@@ -9,10 +9,9 @@ import (
 
 // Garbage may take half as much as what lives: most memory is taken once, while all objects are read and programmed for
 // the first time. A fifth more processor time then saves a seventh of the peak, which is what counts on a full node. On
-// nodes that are not large it may take less. When very much changes at once, such a node grows by that change and not
-// much more. To collect what is small costs little.
-// Where there are hundreds of thousands of endpoints it may take no more than on such a node, or else a quarter: the
-// rest would lie idle nearly always.
+// nodes that are not large it may take less, but a quarter. When very much changes at once, such a node grows by that
+// change and not much more. To collect what is small costs little. Where there are hundreds of thousands of endpoints,
+// garbage may take no more than what lives where there are tens of thousands, or a quarter.
 const (
 	ordinary = 50 // percent, of what lives
 	least    = 25
@@ -56,5 +55,5 @@ func garbagePercent(live uint64) int {
 	case live >= large:
 		return max(least, min(ordinary, int(100*large/live)))
 	}
-	return min(ordinary, int(100*most/live))
+	return min(ordinary, max(least, int(100*most/live)))
 }
