@@ -11,8 +11,8 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Where there are many slots a new process asks for those that it knows of. It finds what is missing and what is
-// different; what nobody knows of is found when it is in the way.
+// Where there are many slots a new process asks for those to which frontends lead. It finds what is missing, and what
+// is different.
 func TestPlane_asksForSlots(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		text := "frontend 10.96.0.11:80/tcp any forward default/large:http cluster snat never\n" +
