@@ -85,6 +85,9 @@ func wrap(wrapped dataplane.New, others bool, carries func(netip.Addr) bool) dat
 			orphans:  orphans{looks: shared, network: network, relayed: c.RelayMark(), until: map[orphan]time.Time{}},
 			outcomes: outcomes.Watch{Network: network},
 		}
+		if r, ok := inner.(rulesetReader); ok {
+			p.outcomes.Changed = r.RulesetChanged
+		}
 		p.beside.reset()
 		if c.Counters == dataplane.PerBackend && !p.others {
 			p.traffic = watchTraffic()
@@ -92,6 +95,10 @@ func wrap(wrapped dataplane.New, others bool, carries func(netip.Addr) bool) dat
 		return p, nil
 	}
 }
+
+// rulesetReader is a plane that reads all of its rules when another program has changed the ruleset. It is told what
+// this process has changed there: to read the rules of a million backends takes seconds.
+type rulesetReader interface{ RulesetChanged() }
 
 type plane struct {
 	dataplane.Dataplane

@@ -323,6 +323,9 @@ func (p *Plane) audit(s *model.State, d dataplane.Depth) (r dataplane.Report, er
 	return r, nil
 }
 
+// RulesetChanged notes a transaction of this process that is not the plane's.
+func (p *Plane) RulesetChanged() { p.ruleset.Count() }
+
 // Remove implements dataplane.Dataplane.
 func (p *Plane) Remove(context.Context) error {
 	p.tables = nil

@@ -50,6 +50,7 @@ const (
 // Watch is what the kernel tells of a network namespace, from the first Take on. It needs CAP_NET_ADMIN and Linux 5.12.
 type Watch struct {
 	Network namespace.Namespace
+	Changed func() // is called after each change of the ruleset that it makes; may be nil
 
 	ruleset *nft.Ruleset // nil: there are no tables
 	tables  []*nft.Table
@@ -62,7 +63,7 @@ func (w *Watch) Close() (err error) {
 	if w.ruleset != nil {
 		err = w.ruleset.Close()
 	}
-	*w = Watch{Network: w.Network}
+	*w = Watch{Network: w.Network, Changed: w.Changed}
 	return err
 }
 
@@ -81,6 +82,7 @@ func (w *Watch) take(answers bool, f func(model.Outcome)) (err error) {
 	if w.ruleset == nil {
 		w.seen = map[string]struct{}{}
 		w.ruleset, w.tables, err = nft.OpenOwned(w.Network, tableName, sets, chains)
+		w.changed(err)
 	}
 	if err == nil && answers != w.answers {
 		err = w.tellAnswers(answers)
@@ -128,7 +130,15 @@ func (w *Watch) tellAnswers(tell bool) error {
 		}
 	}
 	w.answers = tell
-	return w.ruleset.Send(tx, tx.Steps)
+	err := w.ruleset.Send(tx, tx.Steps)
+	w.changed(err)
+	return err
+}
+
+func (w *Watch) changed(err error) {
+	if err == nil && w.Changed != nil {
+		w.Changed()
+	}
 }
 
 // sets are one for each model.Result.
