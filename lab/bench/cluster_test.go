@@ -184,16 +184,22 @@ func (f fleet) install(b *testing.B, bed *testbed.Bed) (dataplane.Dataplane, *se
 }
 
 // sizesOf are the numbers of Services that the environment names, or else these.
-func sizesOf(b *testing.B, otherwise string) (sizes []int) {
+func sizesOf(b *testing.B, otherwise string) []int {
 	b.Helper()
-	for word := range strings.SplitSeq(cmp.Or(os.Getenv(sizesVariable), otherwise), ",") {
+	return numbersOf(b, sizesVariable, otherwise)
+}
+
+// numbersOf are those in a variable of the environment, or else these.
+func numbersOf(b *testing.B, variable, otherwise string) (numbers []int) {
+	b.Helper()
+	for word := range strings.SplitSeq(cmp.Or(os.Getenv(variable), otherwise), ",") {
 		n, err := strconv.Atoi(word)
 		if err != nil || n < 1 {
-			b.Fatalf("%s: %q is not a number of Services", sizesVariable, word)
+			b.Fatalf("%s: %q is not a number", variable, word)
 		}
-		sizes = append(sizes, n)
+		numbers = append(numbers, n)
 	}
-	return sizes
+	return numbers
 }
 
 // roundsOf is how many rounds the environment wants, or else so many.

@@ -57,7 +57,7 @@ func stockService(c *cluster, i int) *corev1.Service {
 
 // stockSlice leads to addresses of the arena's server.
 func stockSlice(c *cluster, i int) *discoveryv1.EndpointSlice {
-	s := c.slice(i)
+	s := c.slice(i, c.addrs(i))
 	s.Namespace = metav1.NamespaceDefault
 	s.Endpoints = s.Endpoints[:ipvsEndpoints]
 	for j, e := range endpointsOf(i, ipvsEndpoints) {

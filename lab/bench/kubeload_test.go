@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/watch"
 	clientset "k8s.io/client-go/kubernetes"
 	discoveryclient "k8s.io/client-go/kubernetes/typed/discovery/v1"
@@ -40,8 +41,18 @@ const (
 	clientPod, openPod, shutPod = "client", "open", "shut"
 )
 
-// newCluster fills an API server.
+// newCluster fills an API server with Services, some of them probed.
 func newCluster(b *testing.B, n int) *cluster {
+	b.Helper()
+	open := map[int]bool{}
+	probed := min(probedServices, n/2)
+	for j := range probed {
+		open[j*(n-1)/(probed-1)] = true
+	}
+	return newClusterOf(b, n, open)
+}
+
+func newClusterOf(b *testing.B, n int, open map[int]bool) *cluster {
 	b.Helper()
 	ctx := b.Context()
 	plane, err := kubernetes.Start(ctx, kubernetes.Options{
@@ -62,11 +73,7 @@ func newCluster(b *testing.B, n int) *cluster {
 	if err != nil {
 		b.Fatal(err)
 	}
-	c := &cluster{plane: plane, client: client, services: n, open: map[int]bool{}}
-	probed := min(probedServices, n/2)
-	for j := range probed {
-		c.open[j*(n-1)/(probed-1)] = true
-	}
+	c := &cluster{plane: plane, client: client, services: n, open: open}
 	begin := time.Now()
 	if err := c.fill(ctx); err != nil {
 		b.Fatal(err)
@@ -87,15 +94,20 @@ func (c *cluster) fill(ctx context.Context) error {
 	group.SetLimit(workers)
 	for i := range c.services {
 		group.Go(func() error {
-			_, err := c.client.CoreV1().Services(metav1.NamespaceDefault).Create(ctx, c.service(i), metav1.CreateOptions{})
-			if err != nil {
-				return err
-			}
-			_, err = c.slices().Create(ctx, c.slice(i), metav1.CreateOptions{})
-			return err
+			return c.create(ctx, i, c.addrs(i))
 		})
 	}
 	return group.Wait()
+}
+
+// create makes a Service and its slice.
+func (c *cluster) create(ctx context.Context, i int, endpoints []netip.Addr) error {
+	_, err := c.client.CoreV1().Services(metav1.NamespaceDefault).Create(ctx, c.service(i), metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	_, err = c.slices().Create(ctx, c.slice(i, endpoints), metav1.CreateOptions{})
+	return err
 }
 
 // apiServices is how many Services the API server creates in reasonable time.
@@ -110,7 +122,7 @@ func (c *cluster) store(ctx context.Context) error {
 	}}
 	var all []kubernetes.Object
 	for i := range c.services {
-		s, slice := c.service(i), c.slice(i)
+		s, slice := c.service(i), c.slice(i, c.addrs(i))
 		s.Namespace, slice.Namespace = metav1.NamespaceDefault, metav1.NamespaceDefault
 		s.ManagedFields, slice.ManagedFields = managed, managed
 		s.Spec.Type, s.Spec.SessionAffinity = corev1.ServiceTypeClusterIP, corev1.ServiceAffinityNone
@@ -144,7 +156,7 @@ func (c *cluster) service(i int) *corev1.Service {
 }
 
 // slice is as the endpoint slice controller makes it.
-func (c *cluster) slice(i int) *discoveryv1.EndpointSlice {
+func (c *cluster) slice(i int, endpoints []netip.Addr) *discoveryv1.EndpointSlice {
 	name := serviceName(i).Name
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: name},
@@ -154,14 +166,14 @@ func (c *cluster) slice(i int) *discoveryv1.EndpointSlice {
 	s.Labels = map[string]string{
 		"app": name, discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io",
 	}
-	for j, a := range c.addrs(i) {
+	for j, a := range endpoints {
 		n := (i + j) % 1000
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
 			Addresses: []string{a.String()}, NodeName: new(fmt.Sprintf("node-%d", n)), Zone: new(fmt.Sprintf("zone-%d", n%3)),
 			Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
 			TargetRef: &corev1.ObjectReference{
 				Kind: "Pod", Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s-6d4cf56db6-%05d", name, n),
-				UID: "0a9e9d9e-5c3b-4c3b-8a43-3a6d14a1c003",
+				UID: uuid.NewUUID(),
 			},
 		})
 	}

@@ -88,7 +88,9 @@ func (d documents) order() string {
 	}{
 		{"Start", []string{"index", "quickstart", "install", "choosing", "migrate"}},
 		{"Operate", []string{"troubleshooting", "operations", "faq"}},
-		{"Judge", []string{"compare", "compatibility", "performance", "benchmark", "security", "security-figures"}},
+		{"Judge", []string{
+			"compare", "compatibility", "performance", "scale", "benchmark", "security", "security-figures",
+		}},
 		{"Reference", nil},
 		{"Work on it", []string{
 			"contributing", "architecture", "packages", "planes", "changes", "testing", "dependencies",

@@ -214,6 +214,9 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 // kill at once.
 func (c *ControlPlane) StopAPIServer(kill bool) error { return c.apiServer.stop(kill) }
 
+// APIServerUsage is of the API server that runs.
+func (c *ControlPlane) APIServerUsage() (Usage, error) { return usageOf(c.apiServer.cmd.Process.Pid) }
+
 // StartControllers starts kube-controller-manager again.
 func (c *ControlPlane) StartControllers() error { return c.controllers.start() }
 

@@ -212,7 +212,16 @@ type Usage struct {
 
 // Usage of a proxy that runs.
 func (p *Proxy) Usage() (Usage, error) {
-	proc, err := procfs.NewProc(p.Pid())
+	u, err := usageOf(p.Pid())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	u.ChildPeak = p.childPeak
+	return u, err
+}
+
+// usageOf a process, but for the size of its children.
+func usageOf(pid int) (Usage, error) {
+	proc, err := procfs.NewProc(pid)
 	if err != nil {
 		return Usage{}, err
 	}
@@ -226,11 +235,9 @@ func (p *Proxy) Usage() (Usage, error) {
 	}
 	const ticks = 100 // USER_HZ, the unit of /proc, on every architecture that Go knows
 	used := int64(stat.UTime) + int64(stat.STime) + int64(stat.CUTime) + int64(stat.CSTime)
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	return Usage{
 		CPU: time.Duration(used) * time.Second / ticks,
-		RSS: status.VmRSS, Anonymous: status.RssAnon, Peak: status.VmHWM, ChildPeak: p.childPeak,
+		RSS: status.VmRSS, Anonymous: status.RssAnon, Peak: status.VmHWM,
 	}, nil
 }
 
