@@ -243,13 +243,15 @@ func (m *million) ask(ctx context.Context, to netip.AddrPort) error {
 	if err := blockSignals(); err != nil {
 		return err
 	}
-	for ctx.Err() == nil {
-		open, _, err := connects(to, time.Second)
+	for begin := time.Now(); ctx.Err() == nil; {
+		at := time.Since(begin)
+		open, refused, err := connects(to, time.Second)
 		if err != nil {
 			return err
 		}
 		if m.asked++; !open {
 			m.failed++
+			progress("a connection failed after %v of switching, refused: %t", at, refused)
 		}
 		letPass(time.Millisecond)
 	}
