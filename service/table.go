@@ -579,6 +579,9 @@ func (t *Table) setPools(rows *Rows) {
 
 // dropPools removes the pools to which no Frontend leads any more.
 func (t *Table) dropPools() {
+	if len(t.left) == 0 {
+		return
+	}
 	used := map[model.PoolID]bool{}
 	for _, f := range t.Near(slices.Values(t.left)) {
 		used[f.Pool] = true
