@@ -71,10 +71,10 @@ func (r *Ruleset) Foreign() (uint32, error) {
 // then dataplane.ErrPartial.
 func (r *Ruleset) Commit(tx *Transaction) error {
 	err := tx.Commit(r.Socket, func(steps []Step) error { return r.Send(tx, steps) })
-	before := *tx
-	*tx = Transaction{Early: before.Early}
-	if tx.Early != nil { // as many are likely to follow
-		tx.Steps, tx.B = before.Steps[:0], before.B[:0]
+	if tx.Early == nil {
+		*tx = Transaction{}
+	} else { // as many steps are likely to follow
+		tx.Steps, tx.B = tx.Steps[:0], tx.B[:0]
 	}
 	return err
 }
