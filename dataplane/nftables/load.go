@@ -148,7 +148,7 @@ func (t *table) expectedSlots() (all map[uint32]int, ask bool) {
 // askSlots asks until no slot of a pool is there any more: sizes are rounded up, and may be anything if another program
 // wrote them.
 func (t *table) askSlots(c *nfnetlink.Socket, all map[uint32]int) (map[uint32]packed, error) {
-	const atOnce = 512 // what the kernel answers has to fit into the socket's buffer
+	const atOnce = 512 // the answers have to fit into the buffer of the socket
 	found := map[uint32]packed{}
 	for number, n := range all {
 		var list []netip.AddrPort

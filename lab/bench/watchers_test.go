@@ -22,7 +22,7 @@ const watcherCounts = "100,1000,2000,4000"
 
 // How virtual nodes are measured.
 const (
-	crowdServices = 20  // what they follow; a small number, as their start is measured elsewhere
+	crowdServices = 20  // that the nodes follow: few, as benchmarkStarts measures their start
 	fullSlice     = 100 // endpoints: the controller makes no larger slices by default
 	crowdChanges  = 40  // one at a time
 	crowdRate     = 10  // changes a second, for
