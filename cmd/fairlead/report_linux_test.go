@@ -78,7 +78,8 @@ func TestReport(t *testing.T) {
 		t.Errorf("without addresses there are other files: %v", have)
 	}
 	for name, text := range hidden {
-		left := regexp.MustCompile(`\b(10\.|192\.0|fd00:)[0-9.:]+`).FindString(text)
+		// Of 10.0.0.0/8 all four numbers: the seconds of a time begin so, too.
+		left := regexp.MustCompile(`\b(10(\.[0-9]+){3}|(192\.0|fd00:)[0-9.:]+)`).FindString(text)
 		if left != "" && name != "kernel.txt" || strings.Contains(text+files[name], secret) {
 			t.Errorf("%s has %q, or the secret:\n%.1000s", name, left, text)
 		}
