@@ -190,6 +190,7 @@ type node struct {
 	hand     *Handover // of the process that lives
 	opened   []dataplane.Dataplane
 	inLoop   bool
+	taking   bool // the plane that a switch activates takes packets
 	serves   bool // the process, or the rules in the kernel, serve all rows
 	checking bool
 	broken   error
@@ -301,7 +302,7 @@ func (n *node) die() {
 	for _, p := range n.opened {
 		_ = p.Close()
 	}
-	n.checking, n.inLoop, n.opened = false, false, nil
+	n.checking, n.inLoop, n.taking, n.opened = false, false, false, nil
 	for i, c := range n.clients {
 		if n.natures[c.plane] == memory.Relayed {
 			n.kernel.End(c.packet)
@@ -320,12 +321,24 @@ func (n *node) open(name string) (*Plane, error) {
 			return nil, err
 		}
 		n.opened = append(n.opened, made)
-		p := &Plane{Dataplane: made, Name: name, Settings: name}
+		p := &Plane{Dataplane: noted{made, n}, Name: name, Settings: name}
 		if n.natures[name] == memory.Relayed {
 			p.Process = made
 		}
 		return p, nil
 	})
+}
+
+// noted is a plane that tells the node when it takes packets.
+type noted struct {
+	dataplane.Dataplane
+	*node
+}
+
+func (p noted) SetStage(ctx context.Context, s *model.State, to dataplane.Stage) (int, error) {
+	open, err := p.Dataplane.SetStage(ctx, s, to)
+	p.taking = p.taking || to == dataplane.Active && err == nil
+	return open, err
 }
 
 // hooked has something happen before what a Driver does, too.
@@ -451,7 +464,7 @@ func (n *node) came(p memory.Packet, a memory.Answer) {
 	switch old := a.Plane != n.hand.InForce().Name; {
 	case old && n.read[a.Plane]:
 		c.session = lost
-	case old:
+	case old, n.taking: // another plane takes packets already: it has read the sessions before this client came
 		c.session = will
 	}
 	n.clients = append(n.clients, c)
