@@ -1058,16 +1058,54 @@ func testBoundAnswered(t *testing.T, way userspace.Redirect) {
 	}
 }
 
+// sticky programs backends with session affinity.
+func (n *node) sticky(backends ...string) *model.State {
+	n.Helper()
+	rows := n.sync("tcp", backends...).String()
+	s, err := model.ParseState(strings.ReplaceAll(rows, "pool default/web cluster", "pool default/web cluster affinity 1h0m0s"))
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.resync(s)
+	return s
+}
+
+// TestAffinity_late has the backend of a session refuse a connection, which waits for another one. Meanwhile the first
+// backend answers the client again. The session stays there when the other one answers at last.
+func TestAffinity_late(t *testing.T) { byEachWay(t, testAffinityLate) }
+
+func testAffinityLate(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way, DialTimeout: eventually.Patience()})
+	n.sticky("10.244.1.11:8080", "10.244.2.13:8080")
+	answers := func(want string) {
+		t.Helper()
+		if who := n.answers(model.TCP); who != want {
+			t.Fatalf("%s answers instead of %s", who, want)
+		}
+	}
+	answers("pod-a")
+	n.nft("add table ip refusing; add table ip silent\n" +
+		"add chain ip refusing out { type filter hook output priority 0; }\n" +
+		"add rule ip refusing out ip daddr 10.244.1.11 tcp dport 8080 reject with tcp reset\n" +
+		"add chain ip silent out { type filter hook postrouting priority 0; }\n" +
+		"add rule ip silent out ip daddr 10.244.2.13 tcp dport 8080 drop\n")
+	first := n.dial()
+	eventually.True(t, "the first backend refuses", func() bool {
+		counters, err := n.plane.Counters(t.Context())
+		return err == nil && strings.Contains(counters.String(), "10.244.1.11:8080 connections 1 failed 1\n")
+	})
+	n.nft("delete table ip refusing\n")
+	answers("pod-a")
+	n.nft("delete table ip silent\n")
+	if line, err := bufio.NewReader(first).ReadString('\n'); err != nil || !strings.HasPrefix(line, "pod-b ") {
+		t.Fatal(line, err)
+	}
+	answers("pod-a")
+}
+
 func TestAffinity_remembered(t *testing.T) {
 	n := start(t, userspace.Options{})
-	rows := n.sync("tcp", "10.244.1.11:8080").String()
-	s, err := model.ParseState(strings.ReplaceAll(rows, "pool default/web cluster", "pool default/web cluster affinity 1h0m0s"))
-	if err == nil {
-		err = n.plane.Sync(t.Context(), s)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := n.sticky("10.244.1.11:8080")
 	if who := n.answers(model.TCP); who != "pod-a" {
 		t.Fatal(who)
 	}
@@ -1097,12 +1135,8 @@ func TestAffinity_remembered(t *testing.T) {
 // process finds it even if this one is killed.
 func TestAffinity_learned(t *testing.T) {
 	n := start(t, userspace.Options{})
-	rows := n.sync("tcp", "10.244.1.11:8080").String()
-	s, err := model.ParseState(strings.ReplaceAll(rows, "pool default/web cluster", "pool default/web cluster affinity 1h0m0s"))
-	if err == nil {
-		err = n.plane.Close()
-	}
-	if err != nil {
+	s := n.sticky("10.244.1.11:8080")
+	if err := n.plane.Close(); err != nil {
 		t.Fatal(err)
 	}
 	driver := userspace.Driver(userspace.Options{}, legacyTables(), nil)
@@ -1114,7 +1148,7 @@ func TestAffinity_learned(t *testing.T) {
 		n.plane, err = driver.Open(dataplane.Config{})
 		return err
 	})
-	_, err = n.plane.Learn(t.Context(), s, func(yield func(dataplane.Session, error) bool) { yield(want, nil) })
+	_, err := n.plane.Learn(t.Context(), s, func(yield func(dataplane.Session, error) bool) { yield(want, nil) })
 	if err = errors.Join(err, n.plane.Sync(t.Context(), s)); err != nil {
 		t.Fatal(err)
 	}

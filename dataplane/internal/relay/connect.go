@@ -40,6 +40,7 @@ func (p *Proxy) reach(c Call, tried []netip.AddrPort, try func(model.Backend, ti
 		if p.context.Err() != nil || isExhausted(err) || c.conn != nil && c.conn.Over() {
 			break
 		}
+		c.pool.missed(c.client.Addr(), b.AddrPort())
 		if !isOwn(err) {
 			c.pool.failed(b.AddrPort(), time.Now())
 		}

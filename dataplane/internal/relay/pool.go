@@ -69,6 +69,7 @@ type choice struct {
 	backend netip.AddrPort
 	until   time.Time
 	saved   time.Time // until when the set clients has some backend for it; zero: it has none
+	moves   bool      // its last connection there was in vain
 }
 
 func newPool(id model.PoolID) *pool {
@@ -297,13 +298,18 @@ func (p *pool) confirmed(client netip.Addr, b netip.AddrPort, now time.Time) {
 	}
 }
 
-// bind remembers a client's backend if there are less than so many clients.
+// bind remembers a client's backend if there are less than so many clients. Where the session's backend has answered
+// since it failed, a connection that began before moves nothing.
 func (p *pool) bind(client netip.Addr, b netip.AddrPort, now time.Time, most int) {
 	if p.affinity == 0 || !b.IsValid() || defect.Is(defect.UserspaceAffinity) {
 		return
 	}
-	if _, known := p.clients[client]; !known && len(p.clients) >= most {
+	old, known := p.clients[client]
+	switch {
+	case !known && len(p.clients) >= most:
 		return // until Audit has forgotten some
+	case known && old.backend != b && !old.moves && now.Before(old.until) && p.find(old.backend) >= 0:
+		return
 	}
 	delete(p.proposed, client)
 	p.note(client, choice{backend: b, until: now.Add(p.affinity)})
@@ -327,6 +333,16 @@ func (p *pool) trust(b netip.AddrPort) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.suspects, b)
+}
+
+// missed lets a client's session move from a backend that did not answer, unless that answers before another one.
+func (p *pool) missed(client netip.Addr, b netip.AddrPort) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c := p.clients[client]; c.backend == b {
+		c.moves = true
+		p.clients[client] = c
+	}
 }
 
 // failed has a backend tried last for a while.

@@ -122,6 +122,13 @@ func TestPool_affinity(t *testing.T) {
 	if b, _ := p.choose(client, []netip.AddrPort{backend(1)}, now); b.AddrPort() == backend(1) {
 		t.Error("tried twice")
 	}
+	for _, want := range []uint16{1, 2} {
+		p.answered(client, backend(2), now)
+		if b, _ := p.remembered(client, now); b != backend(want) {
+			t.Errorf("a session at %s, not %s", b, backend(want))
+		}
+		p.missed(client, backend(1))
+	}
 	if _, ok := p.remembered(client, now.Add(time.Minute)); ok {
 		t.Error("remembered for too long")
 	}

@@ -422,6 +422,7 @@ func (p *Proxy) elsewhere(f *flow, why error) bool {
 	if f.over || f.answered || f.moving || len(f.tried)+1 >= p.options.Dials {
 		return f.moving
 	}
+	f.pool.missed(f.client.Addr(), f.backend)
 	f.pool.failed(f.backend, time.Now())
 	f.tried = append(f.tried, f.backend)
 	f.moving = true
