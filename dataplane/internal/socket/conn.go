@@ -7,6 +7,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -93,13 +94,14 @@ func Lively(fd int, _ bool) error {
 func (c *Conn) Raw() syscall.RawConn { return c.raw }
 
 // Reset implements End.
-func (c *Conn) Reset() { c.close(unix.Linger{Onoff: 1}) }
+func (c *Conn) Reset() {
+	_ = c.Do(reset)
+	c.Close()
+}
 
 // End closes a connection that is over. All that was said has been sent, or will be.
-func (c *Conn) End() { c.close(unix.Linger{}) }
-
-func (c *Conn) close(l unix.Linger) {
-	_ = c.Do(func(fd int) error { return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &l) })
+func (c *Conn) End() {
+	_ = c.Do(func(fd int) error { return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{}) })
 	c.Close()
 }
 
@@ -202,8 +204,22 @@ type Accepted struct{ FD int }
 
 // Reset implements End.
 func (a Accepted) Reset() {
-	_ = unix.SetsockoptLinger(a.FD, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // fails for no socket
+	_ = reset(a.FD)
 	unix.Close(a.FD)
+}
+
+// reset sends the reset of a connection of TCP at once; one of SCTP sends it when it is closed. To close is not enough
+// where the process has just forked: the kernel waits for the child, and rules that translate the reset may go first.
+func reset(fd int) error {
+	if err := Abortive(fd, false); err != nil {
+		return err
+	}
+	none := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none))
+	if errno != 0 {
+		return os.NewSyscallError("connect", errno)
+	}
+	return nil
 }
 
 // Sockaddr is an address as the kernel is told of it.
