@@ -86,8 +86,7 @@ func (l *drainer) end(ctx context.Context, s *model.State) error {
 // connected sockets of the node itself, which only connection tracking translates. Other flows leave the table soon:
 // the ebpf plane handles their packets before connection tracking does.
 func (l *drainer) needed(by func(netip.AddrPort, model.Protocol) bool) bool {
-	needed := false
-	err := l.flows.Translated(func(to netip.AddrPort, p model.Protocol) { needed = needed || by(to, p) })
+	needed, err := l.flows.Needed(by)
 	return needed || err != nil // it is not known, as when the table changed while it was read
 }
 

@@ -43,17 +43,28 @@ func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who Answer, 
 	return Answer{flow.Answers, flow.Mark}, true, nil
 }
 
-// Translated calls a function for each open connection whose destination is translated, with the destination that its
-// client asked for. It reads all flows.
-func (t *Table) Translated(do func(to netip.AddrPort, p model.Protocol)) error {
-	_, err := tracked.List(t.conn, func(f *tracked.Flow) bool {
-		if f.To != f.Answers && f.Open() {
-			do(f.To, f.Protocol)
+// Needed reports whether a connection is open whose destination is translated, and is one of ours. If there is none, Needed
+// has those forgotten that have ended: without a hook of source NAT the kernel drops a new connection whose answers
+// look like theirs (__nf_conntrack_confirm). It reads all flows.
+func (t *Table) Needed(ours func(to netip.AddrPort, p model.Protocol) bool) (needed bool, err error) {
+	var ended []tracked.Tuple
+	err = tracked.Filter{}.Each(t.conn, func() { ended = nil }, func(f *tracked.Flow) {
+		switch {
+		case needed, f.To == f.Answers, !ours(f.To, f.Protocol):
+		case f.Open():
+			needed = true
+		default:
+			ended = append(ended, tracked.Tuple{Protocol: f.Protocol, From: f.From, To: f.To})
 		}
-		return false
-	}, tracked.Filter{})
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) { // it tracks no connections
-		return fmt.Errorf("list tracked connections: %w", err)
+	})
+	if needed || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // or it tracks no connections
+		return needed, nil
 	}
-	return nil
+	for _, flow := range ended {
+		err = errors.Join(err, tracked.ForgetFrom(t.conn, flow))
+	}
+	if err != nil {
+		return false, fmt.Errorf("tracked connections that are translated: %w", err)
+	}
+	return false, nil
 }
