@@ -45,7 +45,7 @@ const (
 func newCluster(b *testing.B, n int) *cluster {
 	b.Helper()
 	open := map[int]bool{}
-	probed := min(probedServices, n/2)
+	probed := max(2, min(probedServices, n/2))
 	for j := range probed {
 		open[j*(n-1)/(probed-1)] = true
 	}
