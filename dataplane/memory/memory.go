@@ -27,6 +27,7 @@ const Name = "memory"
 // Nature says where the connections are that a plane has begun.
 type Nature int
 
+// The natures.
 const (
 	Tracked Nature = iota // in the kernel, without need of the table, as with nftables
 	Tabled                // in the kernel, as long as the table is there, as with IPVS
