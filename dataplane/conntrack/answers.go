@@ -43,14 +43,16 @@ func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who Answer, 
 	return Answer{flow.Answers, flow.Mark}, true, nil
 }
 
-// Needed reports whether a connection is open whose destination is translated, and is one of ours. If there is none,
-// Needed has those forgotten that have ended: without a hook of source NAT the kernel drops a new connection whose
-// answers look like theirs (__nf_conntrack_confirm). It reads all flows.
+// Needed reports whether an open connection needs the hooks of NAT: one whose destination is translated, and is one of
+// ours, or one that the kernel has given another source port, because its own answers looked like those of such a
+// connection. If there is none, Needed has those forgotten that have ended: without the hooks the kernel drops a new
+// connection whose answers look like theirs (__nf_conntrack_confirm). It reads all flows.
 func (t *Table) Needed(ours func(to netip.AddrPort, p model.Protocol) bool) (needed bool, err error) {
 	var ended []tracked.Tuple
 	err = tracked.Filter{}.Each(t.conn, func() { ended = nil }, func(f *tracked.Flow) {
+		moved := f.From != f.Back && f.From.Addr() == f.Back.Addr()
 		switch {
-		case needed, f.To == f.Answers, !ours(f.To, f.Protocol):
+		case needed, !moved && (f.To == f.Answers || !ours(f.To, f.Protocol)):
 		case f.Open():
 			needed = true
 		default:
