@@ -77,6 +77,8 @@ type world struct {
 	stats
 	history []string
 	wrong   bool
+	felt    time.Time // when pulse looked last
+	lost    float64   // seconds that this process did not get lately
 	still   time.Time // when the machine was too busy last
 	spared  int       // findings that were late then
 }
