@@ -10,8 +10,8 @@
 //	control: the same changes, no attack ──────────────┘
 //
 // A cell is an attack on a data plane. It is withstood if the victim has lost nothing, and each of its changes took
-// effect within a second. Also, the process took at most 64 MiB more, /livez told the truth, and the refused object is
-// named to its owner.
+// effect within a second. Only datagrams may be lost, in mode userspace, to a flood (overflown). Also, the process took
+// at most 64 MiB more, /livez told the truth, and the refused object is named to its owner.
 //
 // ./dev test tries a tenth of the cells while other tests keep the machine busy. There a change may take ten seconds,
 // and memory grow by 96 MiB. With -figures FILE, and the machine for itself, a change may take one second, or five
