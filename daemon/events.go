@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -219,7 +218,7 @@ type beginning struct {
 
 // Round implements engine.Observer. Rules are in force, too, when the kernel refuses some rows.
 func (b *beginning) Round(r engine.Round) {
-	if r.Verb == engine.Synced && (r.Err == nil || errors.Is(r.Err, dataplane.ErrPartial)) {
+	if r.Verb == engine.Synced && dataplane.Known(r.Err) {
 		b.once.Do(func() { close(b.inForce) })
 	}
 }

@@ -252,6 +252,14 @@ func (c *Config) Inject(operation string) error {
 	return c.Fault(operation)
 }
 
+// Logger is Log, or one that drops what it is told.
+func (c Config) Logger() *slog.Logger {
+	if c.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return c.Log
+}
+
 // A Meter counts what only planes know. Its methods may be called from several goroutines, and must be
 // quick.
 type Meter interface {
@@ -287,6 +295,17 @@ type New func(Config) (Dataplane, error)
 // ErrPartial is wrapped by an error of Sync or Apply after which the kernel holds all but the rows that
 // the error names. The caller may go on with Apply; those rows stay missing until a Sync succeeds.
 var ErrPartial = errors.New("some rows are not in force")
+
+// Known reports whether the kernel's content is known after an error, or none.
+func Known(err error) bool { return err == nil || errors.Is(err, ErrPartial) }
+
+// Partial is an ErrPartial that names some errors; without any it is nil.
+func Partial(errs ...error) error {
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%w: %w", ErrPartial, err)
+	}
+	return nil
+}
 
 // ErrUnsupported says that this kernel cannot run the data plane.
 var ErrUnsupported = errors.New("not supported by this kernel")

@@ -150,7 +150,7 @@ func (e *Engine) audit(ctx context.Context) error {
 	}
 	report, err := e.options.Plane.Audit(look, e.state, depth)
 	e.round.Audited = time.Since(start)
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	if !dataplane.Known(err) {
 		if look.Err() != nil && ctx.Err() == nil {
 			e.giveUp(err)
 			return nil
@@ -371,7 +371,7 @@ func (e *Engine) auditNow(ctx context.Context) (Audited, error) {
 	defer func() { e.audits.schedule(time.Since(start), e.options.AuditInterval, len(a.Drifts) > 0) }()
 	r, err := e.options.Plane.Audit(ctx, e.state, dataplane.Full)
 	a.Took = time.Since(start)
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) { // else the next audit says so
+	if !dataplane.Known(err) { // else the next audit says so
 		return a, err
 	}
 	e.round.Audited = a.Took

@@ -535,7 +535,7 @@ func (e *Engine) programAll(level slog.Level, do func() error) error {
 	now := time.Now()
 	e.took = now.Sub(start)
 	e.round.Verb, e.round.Took = Synced, e.took
-	if err == nil || errors.Is(err, dataplane.ErrPartial) {
+	if dataplane.Known(err) {
 		e.audits.due = now.Add(e.options.AuditInterval)
 	}
 	if err != nil {

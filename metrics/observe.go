@@ -109,7 +109,7 @@ func (m *Metrics) audited(r *engine.Round) {
 	for i := range r.Drifts {
 		m.own.drifts(r.Drifts[i].Class).Inc()
 	}
-	if r.Err == nil || errors.Is(r.Err, dataplane.ErrPartial) {
+	if dataplane.Known(r.Err) {
 		m.own.repaired.Inc()
 		return
 	}

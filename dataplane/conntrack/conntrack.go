@@ -138,7 +138,7 @@ func (p *plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) 
 
 // replace takes over all rows, as the wrapped plane has.
 func (p *plane) replace(s *model.State, partial error) error {
-	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+	if !dataplane.Known(partial) {
 		return partial
 	}
 	p.state = s
@@ -200,7 +200,7 @@ func (p *plane) SetStage(ctx context.Context, s *model.State, to dataplane.Stage
 func (p *plane) Apply(ctx context.Context, s *model.State, c model.Change) error {
 	of := p.follow(s, &c) // first, or a look beside would take flows to new backends for stale
 	partial := p.Dataplane.Apply(ctx, s, c)
-	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+	if !dataplane.Known(partial) {
 		return partial
 	}
 	p.state = s
@@ -372,8 +372,8 @@ func (p *plane) forget(conntrack *nfnetlink.Socket, v view, of look) error {
 }
 
 func say(c dataplane.Config, what string, flows int) {
-	if flows > 0 && c.Log != nil {
-		c.Log.Info(what, "flows", flows)
+	if flows > 0 {
+		c.Logger().Info(what, "flows", flows)
 	}
 }
 

@@ -60,7 +60,7 @@ func (l *leftover) sync(ctx context.Context, s *model.State) (err error) {
 	} else {
 		err = l.behind.Sync(ctx, part.State)
 	}
-	if isPartial(err) {
+	if dataplane.Known(err) {
 		l.part, l.known = part, true
 	}
 	return err
@@ -86,7 +86,7 @@ func (l *leftover) apply(ctx context.Context, s *model.State, c model.Change) er
 		return l.sync(ctx, s)
 	}
 	err := l.behind.Apply(ctx, l.part.State, change)
-	if !isPartial(err) {
+	if !dataplane.Known(err) {
 		l.forget()
 		err = fmt.Errorf("rows of the plane behind: %w", err)
 	}

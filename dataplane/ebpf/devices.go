@@ -125,10 +125,7 @@ func (d *devices) replace(p *packets, pods model.Pods) error {
 	if err := d.accelerate(p); err != nil {
 		refused = append(refused, err)
 	}
-	if refused != nil {
-		return fmt.Errorf("%w: %w", dataplane.ErrPartial, errors.Join(refused...))
-	}
-	return nil
+	return dataplane.Partial(refused...)
 }
 
 // serve attaches programs to a device. One that is gone by now is served.

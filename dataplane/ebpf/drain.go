@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -24,9 +23,7 @@ import (
 
 // drainLeft does what removeLeft does, but as long as there are flows through programs at devices. It tells how many.
 func drainLeft(ctx context.Context, c dataplane.Config) (flows int, err error) {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = c.Logger()
 	dirs, err := leftoverPins()
 	if err != nil {
 		return 0, err
@@ -111,7 +108,7 @@ func (p *Plane) standBy() error {
 		return err
 	}
 	p.sizes, p.draining = p.pinnedSizes(), true
-	if err := p.replace(model.NewState()); !isPartial(err) {
+	if err := p.replace(model.NewState()); !dataplane.Known(err) {
 		return err
 	}
 	return os.MkdirAll(mark, 0o700)

@@ -227,9 +227,7 @@ func (p *Plane) openPackets(o Options) (err error) {
 
 // say logs a message, if there is a log.
 func (p *Plane) say(message string, args ...any) {
-	if p.config.Log != nil {
-		p.config.Log.Info(message, args...)
-	}
+	p.config.Logger().Info(message, args...)
 }
 
 // identify finds out by which numbers the programs and links know the cgroup and the network namespace.
@@ -274,7 +272,7 @@ func (p *Plane) identifyNode() (err error) {
 func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	var partial error
 	if p.serve == Behind && p.behind != nil {
-		if partial = p.behind.Sync(ctx, s); !isPartial(partial) {
+		if partial = p.behind.Sync(ctx, s); !dataplane.Known(partial) {
 			return partial
 		}
 	}
@@ -282,14 +280,14 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	if err == nil {
 		err = p.replace(s)
 	}
-	if !isPartial(err) {
+	if !dataplane.Known(err) {
 		p.forget()
 		return fmt.Errorf("ebpf: %w", err)
 	}
 	partial = errors.Join(partial, err)
 	if p.serve == TC {
 		p.sweep.start(p.devices.dropGone)
-		if err = p.left.sync(ctx, s); !isPartial(err) {
+		if err = p.left.sync(ctx, s); !dataplane.Known(err) {
 			return err
 		}
 		partial = errors.Join(partial, err)
@@ -300,9 +298,6 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 	}
 	return partial
 }
-
-// isPartial reports whether an error, or none, leaves the kernel known.
-func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.ErrPartial) }
 
 // replace puts programs in force, those that are there and others if need be, with new tables. Programs that are
 // attached anew get their rows at one moment, when all of them are attached. Else a flow could begin at one device and
@@ -341,10 +336,10 @@ func (p *Plane) replace(s *model.State) error {
 	p.learned.TakeIn(p.config.Log, p.taker(s))
 	p.sharePorts()
 	partial := p.attachAll(s.Pods)
-	if isPartial(partial) && none {
+	if dataplane.Known(partial) && none {
 		err = p.sets.putInForce(p.tables.Maps, s.Pods, p.config.Inject)
 	}
-	if err != nil || !isPartial(partial) {
+	if err != nil || !dataplane.Known(partial) {
 		return errors.Join(partial, err)
 	}
 	p.unsharePorts()
@@ -448,7 +443,7 @@ func (p *Plane) attachAll(pods model.Pods) error {
 	}
 	// A connection that sockets leave alone already must not meet rows at a device: to these the client is another one.
 	partial := p.attachDevices(pods)
-	if !isPartial(partial) {
+	if !dataplane.Known(partial) {
 		return partial
 	}
 	return errors.Join(partial, p.attachHooks())
@@ -519,17 +514,17 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	}
 	var partial error
 	if p.serve == Behind && p.behind != nil {
-		if partial = p.behind.Apply(ctx, s, c); !isPartial(partial) {
+		if partial = p.behind.Apply(ctx, s, c); !dataplane.Known(partial) {
 			p.forget()
 			return partial
 		}
 	}
 	err := p.apply(s, c)
-	if isPartial(err) && p.serve == TC {
+	if dataplane.Known(err) && p.serve == TC {
 		partial = err
 		err = p.left.apply(ctx, s, c)
 	}
-	if !isPartial(err) {
+	if !dataplane.Known(err) {
 		p.forget()
 		return fmt.Errorf("ebpf: %w", err)
 	}

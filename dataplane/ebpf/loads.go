@@ -201,9 +201,9 @@ func (p *Plane) auditLoads(s *model.State) error {
 	if err != nil {
 		return fmt.Errorf("loads: %w", err)
 	}
-	if l.full && !full && p.config.Log != nil {
-		p.config.Log.Warn("connections to some backends are not counted, and are spread at random; use the scheduler twos "+
-			"for fewer Services", "limit", l.MaxEntries())
+	if l.full && !full {
+		p.config.Logger().Warn("connections to some backends are not counted, and are spread at random; use the scheduler "+
+			"twos for fewer Services", "limit", l.MaxEntries())
 	}
 	return nil
 }

@@ -66,8 +66,8 @@ func (p *Plane) loadPackets(sets *sets) error {
 // portsForClients are those of freePorts. That sockets share them is told once.
 func (p *Plane) portsForClients() (portRange, error) {
 	ports, shared, err := freePorts()
-	if shared && !p.sharesPorts && p.config.Log != nil {
-		p.config.Log.Warn("net.ipv4.ip_local_port_range leaves few ports for source NAT, so the node's own connections "+
+	if shared && !p.sharesPorts {
+		p.config.Logger().Warn("net.ipv4.ip_local_port_range leaves few ports for source NAT, so the node's own connections "+
 			"to backends may fail now and then; leave some thousands of ports below or above the range",
 			"limit", enoughPorts)
 	}

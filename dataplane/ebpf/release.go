@@ -149,10 +149,8 @@ func (p *Plane) abort(b *bereft) error {
 func (p *Plane) withoutDiag(err error) error {
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
 		p.cannotRelease = true
-		if p.config.Log != nil {
-			p.config.Log.Warn("connected sockets stay with backends that are gone: "+
-				"the kernel has no CONFIG_INET_UDP_DIAG, CONFIG_INET_TCP_DIAG or CONFIG_INET_DIAG_DESTROY", "error", err)
-		}
+		p.config.Logger().Warn("connected sockets stay with backends that are gone: "+
+			"the kernel has no CONFIG_INET_UDP_DIAG, CONFIG_INET_TCP_DIAG or CONFIG_INET_DIAG_DESTROY", "error", err)
 		return nil
 	}
 	return err
@@ -164,10 +162,8 @@ func (p *Plane) cannotReleasePods(err error) {
 		return
 	}
 	p.releasesNode = true
-	if p.config.Log != nil {
-		p.config.Log.Warn("connected sockets of pods stay with backends that are gone: CAP_SYS_ADMIN is needed to reach "+
-			"them", "error", err)
-	}
+	p.config.Logger().Warn("connected sockets of pods stay with backends that are gone: CAP_SYS_ADMIN is needed to reach "+
+		"them", "error", err)
 }
 
 // namespaces opens each network namespace in which a process lives, or a thread of this one, and those that container

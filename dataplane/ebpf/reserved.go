@@ -151,9 +151,7 @@ func (p *Plane) endDivert() {
 }
 
 func (p *Plane) warn(message string, err error) {
-	if p.config.Log != nil {
-		p.config.Log.Warn(message, "error", err)
-	}
+	p.config.Logger().Warn(message, "error", err)
 }
 
 // divert makes or corrects the tables of the calling thread's network namespace. Another program may have deleted them,

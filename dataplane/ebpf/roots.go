@@ -63,10 +63,8 @@ func (p *Plane) checkCgroup() error {
 			"machine's /sys/fs/cgroup into it, and set ebpf.cgroupRoot (--cgroup-root) to "+
 			"that", dataplane.ErrUnsupported, p.cgroup)
 	}
-	if p.config.Log != nil {
-		p.config.Log.Info("the cgroup is not the root of the machine's cgroups: for processes outside of it, Services "+
-			"are served packet by packet", "path", p.cgroup)
-	}
+	p.config.Logger().Info("the cgroup is not the root of the machine's cgroups: for processes outside of it, Services "+
+		"are served packet by packet", "path", p.cgroup)
 	return nil
 }
 

@@ -45,7 +45,7 @@ func (h *Handover) clear(ctx context.Context, s *model.State, learn learner) err
 	h.plan(connections)
 	if err := errors.Join(errs...); err != nil {
 		h.state = h.state.on(resists)
-		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+		return dataplane.Partial(err)
 	}
 	if connections > 0 {
 		h.state = h.state.on(drains)

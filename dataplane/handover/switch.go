@@ -142,7 +142,7 @@ func (w *switching) begin(ctx context.Context, t Turn) error {
 		return nil
 	}
 	r, err := w.Dataplane.Audit(ctx, s, dataplane.Full)
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	if !dataplane.Known(err) {
 		return fmt.Errorf("read the data plane in force back: %w", err)
 	}
 	w.missing = len(r.Drifts)

@@ -23,7 +23,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -101,10 +100,7 @@ func New(o Options) dataplane.New {
 }
 
 func unopened(o Options, c dataplane.Config) *Plane {
-	c.Mark = cmp.Or(c.Mark, dataplane.DefaultMark)
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Mark, c.Log = cmp.Or(c.Mark, dataplane.DefaultMark), c.Logger()
 	return &Plane{config: c, options: o, localnet: localnet.Open()}
 }
 
@@ -185,7 +181,7 @@ func (p *Plane) Repair(ctx context.Context, s *model.State, r dataplane.Report) 
 	}
 	p.learned.TakeIn(p.config.Log, p.taker(todo.families))
 	partial := partially(p.commit(todo.changes), err)
-	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+	if !dataplane.Known(partial) {
 		return fmt.Errorf("iptables: %w", partial)
 	}
 	p.reportReplaced(todo.changes)
@@ -217,10 +213,10 @@ func (p *Plane) reportReplaced(changes []*change) {
 
 // partially adds what was refused before to what became of a change.
 func partially(err, before error) error {
-	if before == nil || err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	if before == nil || !dataplane.Known(err) {
 		return err
 	}
-	return errors.Join(err, fmt.Errorf("%w: %w", dataplane.ErrPartial, before))
+	return errors.Join(err, dataplane.Partial(before))
 }
 
 // finish sets what is not in tables.
@@ -264,7 +260,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 		}
 	}
 	partial := partially(p.write(ctx, changes), missing)
-	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+	if !dataplane.Known(partial) {
 		return fmt.Errorf("iptables: %w", partial)
 	}
 	if partial != nil { // the next change tries again what was refused

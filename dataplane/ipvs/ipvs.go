@@ -16,10 +16,10 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
@@ -86,12 +86,7 @@ func Driver(o Options) dataplane.Driver {
 // New returns what opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
 func New(o Options) dataplane.New {
 	return func(c dataplane.Config) (dataplane.Dataplane, error) {
-		if c.Mark == 0 {
-			c.Mark = dataplane.DefaultMark
-		}
-		if c.Log == nil {
-			c.Log = slog.New(slog.DiscardHandler)
-		}
+		c.Mark, c.Log = cmp.Or(c.Mark, dataplane.DefaultMark), c.Logger()
 		p := &Plane{config: c, options: o, deadlines: deadlines{}}
 		if err := p.open(); err != nil {
 			return nil, errors.Join(fmt.Errorf("ipvs: %w", err), p.Close())
@@ -338,7 +333,7 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 		return err
 	}
 	late := p.setTimeouts()
-	if late != nil && !errors.Is(late, dataplane.ErrPartial) {
+	if !dataplane.Known(late) {
 		return late
 	}
 	return errors.Join(err, late)

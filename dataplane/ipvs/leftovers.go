@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -29,9 +28,7 @@ type leftovers struct {
 
 // look makes a plane that is not asked to program anything.
 func look(c dataplane.Config) (*Plane, error) {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = c.Logger()
 	p := &Plane{config: c}
 	if err := p.openQuietly(); err != nil {
 		return nil, errors.Join(fmt.Errorf("ipvs: %w", err), p.Close())

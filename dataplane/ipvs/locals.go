@@ -253,7 +253,7 @@ func (l *locals) add(missing []netip.Prefix) error {
 		}
 		l.held[p] = true
 	}
-	return partial(errs)
+	return dataplane.Partial(errs...)
 }
 
 func (l *locals) remove(surplus []netip.Prefix) error {
@@ -298,7 +298,7 @@ func (l *locals) removeFrom(way way, held map[netip.Prefix]bool, surplus []netip
 		}
 		delete(held, p)
 	}
-	return partial(errs)
+	return dataplane.Partial(errs...)
 }
 
 // clear deletes everything that any mode has made.
@@ -307,14 +307,6 @@ func (l *locals) clear() error {
 		return err
 	}
 	return errors.Join(l.routes.clear(), l.dummy.clear())
-}
-
-// partial is dataplane.ErrPartial with the errors, or nil if there are none.
-func partial(errs []error) error {
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
-	}
-	return nil
 }
 
 // ownAddresses are those of all interfaces but the one for addresses of Services.

@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -246,10 +245,7 @@ func (s *servers) perform(requests []ipvs.Request) error {
 	if err != nil {
 		return err
 	}
-	if len(refused) > 0 {
-		return fmt.Errorf("%w: %w", dataplane.ErrPartial, errors.Join(refused...))
-	}
-	return nil
+	return dataplane.Partial(refused...)
 }
 
 // verifyAll lists the virtual servers, and the real ones if that is wanted.

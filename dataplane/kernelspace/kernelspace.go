@@ -17,7 +17,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -48,9 +47,7 @@ type Options struct {
 func Driver(o Options) dataplane.Driver {
 	open := func(c dataplane.Config) (*plane, error) {
 		p := &plane{options: o, config: c, hns: o.HNS}
-		if c.Log == nil {
-			p.config.Log = slog.New(slog.DiscardHandler)
-		}
+		p.config.Log = c.Logger()
 		var err error
 		if p.hns == nil {
 			if p.hns, err = hns.System(); err != nil {

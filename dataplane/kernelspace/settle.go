@@ -42,10 +42,7 @@ func (p *plane) settle(ctx context.Context, dirty []frontend) error {
 	if err != nil {
 		return err
 	}
-	if failed = append(failed, unswept...); len(failed) > 0 {
-		return fmt.Errorf("%w: %w", dataplane.ErrPartial, errors.Join(failed...))
-	}
-	return nil
+	return dataplane.Partial(append(failed, unswept...)...)
 }
 
 // makeFirst has those that are wanted before those that go.

@@ -188,7 +188,7 @@ func (p *plane) release() {
 
 // settle has listeners at the endpoints that should have one, and adds its errors to that of the wrapped plane.
 func (p *plane) settle(touched map[relay.Endpoint]bool, inner error) error {
-	p.known = inner == nil || errors.Is(inner, dataplane.ErrPartial)
+	p.known = dataplane.Known(inner)
 	p.beyond = nil
 	var errs []error
 	for e := range touched {
@@ -205,7 +205,7 @@ func (p *plane) settle(touched map[relay.Endpoint]bool, inner error) error {
 	case inner != nil:
 		return errors.Join(inner, err)
 	default:
-		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+		return dataplane.Partial(err)
 	}
 }
 

@@ -72,9 +72,7 @@ func Driver() dataplane.Driver {
 
 // New opens the plane in the network namespace of the calling thread. It needs CAP_NET_ADMIN.
 func New(c dataplane.Config) (dataplane.Dataplane, error) {
-	if c.Mark == 0 {
-		c.Mark = dataplane.DefaultMark
-	}
+	c.Mark = cmp.Or(c.Mark, dataplane.DefaultMark)
 	p, err := look(c)
 	if err != nil {
 		return nil, err
@@ -88,8 +86,8 @@ func New(c dataplane.Config) (dataplane.Dataplane, error) {
 	if p.flows != nil && errors.Is(err, dataplane.ErrUnsupported) {
 		lacks := err
 		err, p.flows = p.flows.close(), nil
-		if err = errors.Join(err, p.probe()); err == nil && c.Log != nil {
-			c.Log.Warn("the kernel has no flowtables, so that all packets pass its hooks", "error", lacks)
+		if err = errors.Join(err, p.probe()); err == nil {
+			c.Logger().Warn("the kernel has no flowtables, so that all packets pass its hooks", "error", lacks)
 		}
 	}
 	if err != nil {
@@ -164,17 +162,17 @@ func (p *Plane) sync(s *model.State, found *planned) (err error) {
 		tx.Early = func() { partial = p.commitMore(tx, partial) }
 		tables, err = p.plan(s, tx, takeSessions)
 	}
-	if !isPartial(err) {
+	if !dataplane.Known(err) {
 		return err
 	}
-	if partial = p.commitMore(tx, partial); !isPartial(partial) {
+	if partial = p.commitMore(tx, partial); !dataplane.Known(partial) {
 		return partial
 	}
 	err, p.stale = p.finish(tables, errors.Join(err, partial)), true
 	if err == nil {
 		p.clean = before
 	}
-	if isPartial(err) {
+	if dataplane.Known(err) {
 		err = errors.Join(err, p.renew())
 	}
 	return err
@@ -182,12 +180,12 @@ func (p *Plane) sync(s *model.State, found *planned) (err error) {
 
 // commitMore performs further steps, unless those before have left the kernel unknown.
 func (p *Plane) commitMore(tx *nft.Transaction, before error) error {
-	if !isPartial(before) {
+	if !dataplane.Known(before) {
 		*tx = nft.Transaction{Early: tx.Early}
 		return before
 	}
 	err := p.ruleset.Commit(tx)
-	if !isPartial(err) {
+	if !dataplane.Known(err) {
 		return err
 	}
 	return errors.Join(before, err)
@@ -216,27 +214,21 @@ func (p *Plane) plan(s *model.State, tx *nft.Transaction, ready func([]*table) e
 		errs = append(errs, t.syncPools(s))
 	}
 	if ready != nil {
-		if err := ready(tables); !isPartial(err) {
+		err := ready(tables)
+		if errs = append(errs, err); !dataplane.Known(err) {
 			return nil, err
-		} else if err != nil {
-			errs = append(errs, err)
 		}
 	}
 	for _, t := range tables {
 		errs = append(errs, t.syncRows(s))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return tables, fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
-	}
-	return tables, nil
+	return tables, dataplane.Partial(errs...)
 }
-
-func isPartial(err error) bool { return err == nil || errors.Is(err, dataplane.ErrPartial) }
 
 // finish settles, and adds what is not in force after that to what was not before.
 func (p *Plane) finish(tables []*table, partial error) error {
 	err := p.settle(tables)
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	if !dataplane.Known(err) {
 		return err
 	}
 	return errors.Join(partial, err)
@@ -254,10 +246,7 @@ func (p *Plane) settle(tables []*table) error {
 		t.Tx, t.byName = nil, nil
 	}
 	p.tables = tables
-	if err := p.settleLocalnet(tables); err != nil {
-		return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
-	}
-	return nil
+	return dataplane.Partial(p.settleLocalnet(tables))
 }
 
 // Apply implements dataplane.Dataplane.
@@ -273,15 +262,12 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 		t.Tx = tx
 		errs = append(errs, t.apply(s, c))
 	}
-	left := errors.Join(errs...)
-	if left != nil {
-		left = fmt.Errorf("%w: %w", dataplane.ErrPartial, left)
-	}
+	left := dataplane.Partial(errs...)
 	partial := p.ruleset.Commit(tx)
 	if partial != nil {
 		p.clean = 0
 	}
-	if !isPartial(partial) {
+	if !dataplane.Known(partial) {
 		return partial
 	}
 	return p.finish(tables, errors.Join(left, partial))
@@ -310,7 +296,7 @@ func (p *Plane) audit(s *model.State, d dataplane.Depth) (r dataplane.Report, er
 	}
 	tx := &nft.Transaction{}
 	tables, err := p.plan(s, tx, nil)
-	if !isPartial(err) {
+	if !dataplane.Known(err) {
 		return r, err
 	}
 	switch {

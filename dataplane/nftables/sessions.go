@@ -95,7 +95,7 @@ func (p *Plane) takeSessions(s *model.State) func([]*table) error {
 	}
 	return func(tables []*table) error {
 		err := p.ruleset.Commit(tables[0].Tx) // it is that of all
-		if isPartial(err) {
+		if dataplane.Known(err) {
 			p.learned.TakeIn(p.config.Log, p.taker(s, tables))
 		}
 		return err

@@ -47,8 +47,8 @@ func (p *Plane) save(last bool) {
 		}
 	}
 	relay.Settle(todo, err == nil)
-	if err != nil && last && p.config.Log != nil {
-		p.config.Log.Warn("mode userspace: clients with session affinity may get other endpoints", "error", err)
+	if err != nil && last {
+		p.config.Logger().Warn("mode userspace: clients with session affinity may get other endpoints", "error", err)
 	}
 }
 
@@ -139,8 +139,8 @@ func (p *Plane) handOver() {
 	if err != nil {
 		err = p.commit(tx) // there is no later
 	}
-	if err != nil && p.config.Log != nil {
-		p.config.Log.Warn("mode userspace: clients may be refused until the next process serves them", "error", err)
+	if err != nil {
+		p.config.Logger().Warn("mode userspace: clients may be refused until the next process serves them", "error", err)
 	}
 	p.save(true)
 }

@@ -141,9 +141,7 @@ func (l *listeners) retry() {
 
 // report names what is not served, once.
 func (l *listeners) report(c dataplane.Config) {
-	if c.Log == nil {
-		return
-	}
+	c.Log = c.Logger()
 	var addresses, ports []string
 	for _, e := range slices.SortedFunc(maps.Keys(l.unserved), compareEndpoints) {
 		err := l.unserved[e]

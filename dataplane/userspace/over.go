@@ -78,7 +78,7 @@ func (p *Plane) syncOver(ctx context.Context, s *model.State) error {
 		return partial
 	}
 	err := p.over.Sync(ctx, led.State)
-	if err == nil || errors.Is(err, dataplane.ErrPartial) {
+	if dataplane.Known(err) {
 		p.led = led
 	}
 	return p.ofOver(partial, err)
@@ -103,7 +103,7 @@ func (p *Plane) applyOver(ctx context.Context, s *model.State, c model.Change) e
 	if p.phase != waiting {
 		err = p.over.Apply(ctx, p.led.State, led)
 	}
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	if !dataplane.Known(err) {
 		p.led = nil
 	}
 	p.proxy.Expel(&c)
@@ -130,7 +130,7 @@ func (p *Plane) enterOver(ctx context.Context) error {
 	}
 	p.phase = serving
 	partial := p.over.Sync(ctx, p.led.State)
-	if partial != nil && !errors.Is(partial, dataplane.ErrPartial) {
+	if !dataplane.Known(partial) {
 		return p.ofOver(partial, nil)
 	}
 	r, err := p.over.Audit(ctx, p.led.State, dataplane.Full)

@@ -70,7 +70,7 @@ func (p *Plane) enter(ctx context.Context) error {
 		return errors.New("userspace: the kernel's content is not known; Sync first")
 	}
 	err := p.turn(serving)
-	if err == nil || errors.Is(err, dataplane.ErrPartial) {
+	if dataplane.Known(err) {
 		p.proxy.Hurry(false)
 		p.save(false) // now: the other plane has these sessions too, and ends before the next Save
 	}
@@ -89,7 +89,7 @@ func (p *Plane) turn(next phase) error {
 		}
 	}
 	err := p.commit(tx)
-	if err == nil || errors.Is(err, dataplane.ErrPartial) {
+	if dataplane.Known(err) {
 		p.settle(tables)
 	}
 	return err

@@ -141,8 +141,8 @@ func (p *Plane) tend() bool {
 		return false
 	}
 	p.tended = now
-	if names := p.proxy.Forget(now); len(names) > 0 && p.config.Log != nil {
-		p.config.Log.Warn("a limit was reached, and clients of Services beyond their share were refused or reset; see "+
+	if names := p.proxy.Forget(now); len(names) > 0 {
+		p.config.Logger().Warn("a limit was reached, and clients of Services beyond their share were refused or reset; see "+
 			"fairlead dump --counters, userspace.maxConnections and userspace.maxFlows",
 			"service", said.List(names))
 	}
@@ -230,10 +230,8 @@ func (p *Plane) withoutRights(err error) error {
 		return err
 	}
 	p.options.Redirect = ByListening
-	if p.config.Log != nil {
-		p.config.Log.Warn("mode userspace without root, or CAP_NET_ADMIN: Services are served only where this process " +
-			"may listen; endpoints see its address as their client's")
-	}
+	p.config.Logger().Warn("mode userspace without root, or CAP_NET_ADMIN: Services are served only where this process " +
+		"may listen; endpoints see its address as their client's")
 	return nil
 }
 
@@ -342,7 +340,7 @@ func (p *Plane) perform(todo *planned) error {
 		return err
 	}
 	err := p.commit(todo.tx)
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	if !dataplane.Known(err) {
 		return err
 	}
 	if slices.ContainsFunc(todo.tables, func(t *table) bool { return t.made }) {
@@ -549,7 +547,7 @@ func (p *Plane) Apply(ctx context.Context, s *model.State, c model.Change) error
 	if err != nil {
 		p.clean = 0
 	}
-	if err != nil && !errors.Is(err, dataplane.ErrPartial) {
+	if !dataplane.Known(err) {
 		return err
 	}
 	p.proxy.Expel(&c)

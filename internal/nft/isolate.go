@@ -2,7 +2,6 @@ package nft
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -28,7 +27,7 @@ func (t *Transaction) Commit(c *nfnetlink.Socket, send func(steps []Step) error)
 	if err == nil || len(errs) >= maxRefusals || slices.ContainsFunc(errs, func(e error) bool { return !refused(e) }) {
 		return err
 	}
-	return fmt.Errorf("%w: %w", dataplane.ErrPartial, err)
+	return dataplane.Partial(err)
 }
 
 // isolate performs steps in one kernel transaction. If the kernel refuses it, isolate splits it into ever smaller ones,
