@@ -246,10 +246,5 @@ func eachPortsTable(plan func(*nfnetlink.Socket, *nft.Table) error) error {
 			return fmt.Errorf("%s: %w", &t, err)
 		}
 	}
-	for steps := range tx.Chunks(c, 1<<19) {
-		if err := tx.Send(c, steps); err != nil {
-			return err
-		}
-	}
-	return nil
+	return tx.Commit(c, func(steps []nft.Step) error { return tx.Send(c, steps) })
 }

@@ -47,7 +47,7 @@ func (p *Plane) drain(ctx context.Context, s *model.State) error {
 	}
 	if err == nil {
 		p.settle(todo.tables)
-		err = forget(p.ruleset.Socket, p.config.RelayMark(), attempts())
+		err = forget(p.ruleset.Socket, p.config.RelayMark(), (*tracked.Flow).Attempt, unanswered())
 	}
 	return errors.Join(waiting, err)
 }
@@ -72,18 +72,17 @@ func datagrams(s *model.State) *model.State {
 	return out
 }
 
-// forget has connection tracking forget flows of some kinds that have one of the bits of a mark. The
+// forget has connection tracking forget flows that have one of the bits of a mark, are wanted, and pass a filter. The
 // process answers these no more, and other planes do not translate a flow that began untranslated.
-func forget(conn *nfnetlink.Socket, mark uint32, kinds ...kind) error {
-	var errs []error
+func forget(conn *nfnetlink.Socket, mark uint32, wanted func(*tracked.Flow) bool, filters ...tracked.Filter) error {
+	var all []tracked.Filter
 	for left := mark; left != 0; left &= left - 1 {
-		for _, k := range kinds {
-			k.Mark = left & -left
-			_, err := tracked.ForgetListed(conn, k.has, k.Filter)
-			errs = append(errs, err)
+		for _, f := range filters {
+			f.Mark = left & -left
+			all = append(all, f)
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
+	if _, err := tracked.ForgetListed(conn, wanted, all...); err != nil {
 		return fmt.Errorf("forget the flows of the process: %w", err)
 	}
 	return nil
@@ -93,33 +92,20 @@ func forget(conn *nfnetlink.Socket, mark uint32, kinds ...kind) error {
 // know by their marks then.
 func forgetWaiting(conn *nfnetlink.Socket, mark uint32) error {
 	type ends struct{ from, to netip.AddrPort }
-	asked, wait := map[ends]bool{}, attempts()
+	asked, wait := map[ends]bool{}, unanswered()
 	wait.Mark = mark
 	_, err := tracked.List(conn, func(flow *tracked.Flow) bool {
 		if flow.Attempt() {
 			asked[ends{flow.From, flow.To}] = true
 		}
 		return false
-	}, wait.Filter)
+	}, wait)
 	if err != nil {
 		return fmt.Errorf("list sockets that wait for the process: %w", err)
 	}
-	wait.has = func(flow *tracked.Flow) bool { return flow.Attempt() && asked[ends{flow.From, flow.To}] }
-	return forget(conn, mark, wait)
+	waits := func(flow *tracked.Flow) bool { return flow.Attempt() && asked[ends{flow.From, flow.To}] }
+	return forget(conn, mark, waits, unanswered())
 }
 
-// kind is one of flows: of those that the kernel lists some.
-type kind struct {
-	tracked.Filter
-	has func(*tracked.Flow) bool
-}
-
-// ofUDP are all of UDP.
-func ofUDP() kind {
-	return kind{tracked.Filter{Protocol: model.UDP}, func(*tracked.Flow) bool { return true }}
-}
-
-// attempts are those of TCP that are unanswered, as those of the node's own processes while ours was away.
-func attempts() kind {
-	return kind{tracked.Filter{Protocol: model.TCP, Mask: tracked.Answered}, (*tracked.Flow).Attempt}
-}
+// unanswered are flows of TCP, among them the attempts of the node's own processes while ours was away.
+func unanswered() tracked.Filter { return tracked.Filter{Protocol: model.TCP, Mask: tracked.Answered} }

@@ -36,6 +36,7 @@ import (
 	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/internal/share"
+	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/said"
 )
@@ -669,9 +670,11 @@ func (p *Plane) Remove(ctx context.Context) error {
 // that of another process.
 func (p *Plane) forgetMarked() error {
 	var errs []error
+	wanted := func(f *tracked.Flow) bool { return f.Protocol == model.UDP || f.Attempt() }
 	for _, family := range families() {
 		mark, err := p.routes.marks(family)
-		errs = append(errs, err, forget(p.ruleset.Socket, mark, ofUDP(), attempts()))
+		errs = append(errs, err,
+			forget(p.ruleset.Socket, mark, wanted, tracked.Filter{Protocol: model.UDP}, unanswered()))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("userspace: %w", err)
