@@ -1,6 +1,7 @@
 package config
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -21,7 +22,7 @@ func Fields() (fields []Field) {
 	for _, o := range NewFlags().options {
 		for _, path := range strings.Fields(o.field) {
 			kind := KubeProxyKind
-			if slices.Contains(fairleadPaths(), path) {
+			if isOwn(path) {
 				kind = FairleadKind
 			}
 			usage := strings.ReplaceAll(o.usage, "`", "")
@@ -59,20 +60,28 @@ func fieldsWithoutFlags() []Field {
 	}
 }
 
-// fairleadPaths are the fields of Fairlead's own file.
-func fairleadPaths() []string {
-	return []string{
-		"manifests", "nodeIPs", "controlSocket", "healthCheckMaxAge", "auditInterval", "metricsServices", "counters",
-		"flowtable",
-		"takeOver",
-		"backendHealth", "ejection.failures", "ejection.floorPercent", "ejection.time", "ejection.maxTime",
-		"ejection.slowStart", "resetOrphans", "readinessGate",
-		"iptablesBackend", "ipvsAddressMode", "ipvsDrainTimeout", "ebpf.cgroupRoot", "ebpf.bpfRoot", "ebpf.packets",
-		"ebpf.acceleration", "ebpf.forwarding", "ebpf.sockets", "ebpf.abortTCP",
-		"ebpf.sizes.affinities", "ebpf.sizes.flows", "ebpf.sizes.sockets", "ebpf.sizes.translations",
-		"ebpf.sizes.services",
-		"userspace.redirect", "userspace.dialTimeout", "userspace.dials", "userspace.idleTimeout",
-		"userspace.halfClosedTimeout",
-		"userspace.udpTimeout", "userspace.udpStreamTimeout", "userspace.maxConnections", "userspace.maxFlows",
+// at is a field of the file by its path; it is not valid if there is none.
+func (c *FairleadConfiguration) at(path string) reflect.Value {
+	v := reflect.ValueOf(c).Elem()
+	for name := range strings.SplitSeq(path, ".") {
+		if v.Kind() != reflect.Struct {
+			return reflect.Value{}
+		}
+		fields := reflect.VisibleFields(v.Type())
+		i := slices.IndexFunc(fields, func(f reflect.StructField) bool {
+			key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			return key == name && key != "" && len(f.Index) == 1
+		})
+		if i < 0 {
+			return reflect.Value{}
+		}
+		v = v.FieldByIndex(fields[i].Index)
 	}
+	return v
+}
+
+// isOwn reports whether a path is one of Fairlead's own file. It may go on to an item of a list.
+func isOwn(path string) bool {
+	path, _, _ = strings.Cut(path, "[")
+	return (&FairleadConfiguration{}).at(path).IsValid()
 }

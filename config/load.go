@@ -161,53 +161,11 @@ func (l *loading) fairlead() {
 			l.refuse(path, append(doc.problems, errs...))
 		}
 	}
-	said := f.said.fairlead
-	override(f, "manifests", &c.Manifests, said.Manifests)
-	override(f, "node-ip", &c.NodeIPs, said.NodeIPs)
-	override(f, "control-socket", &c.ControlSocket, said.ControlSocket)
-	override(f, "health-check-max-age", &c.HealthCheckMaxAge, said.HealthCheckMaxAge)
-	override(f, "audit-interval", &c.AuditInterval, said.AuditInterval)
-	override(f, "metrics-services", &c.MetricsServices, said.MetricsServices)
-	override(f, "counters", &c.Counters, said.Counters)
-	override(f, "flowtable", &c.Flowtable, said.Flowtable)
-	override(f, "backend-health", &c.BackendHealth, said.BackendHealth)
-	override(f, "ejection-failures", &c.Ejection.Failures, said.Ejection.Failures)
-	override(f, "ejection-floor-percent", &c.Ejection.FloorPercent, said.Ejection.FloorPercent)
-	override(f, "ejection-time", &c.Ejection.Time, said.Ejection.Time)
-	override(f, "ejection-max-time", &c.Ejection.MaxTime, said.Ejection.MaxTime)
-	override(f, "ejection-slow-start", &c.Ejection.SlowStart, said.Ejection.SlowStart)
-	override(f, "reset-orphans", &c.ResetOrphans, said.ResetOrphans)
-	override(f, "readiness-gate", &c.ReadinessGate, said.ReadinessGate)
-	override(f, "take-over", &c.TakeOver, said.TakeOver)
-	override(f, "iptables-backend", &c.IPTablesBackend, said.IPTablesBackend)
-	override(f, "ipvs-address-mode", &c.IPVSAddressMode, said.IPVSAddressMode)
-	override(f, "ipvs-drain-timeout", &c.IPVSDrainTimeout, said.IPVSDrainTimeout)
-	override(f, "cgroup-root", &c.EBPF.CgroupRoot, said.EBPF.CgroupRoot)
-	override(f, "bpf-root", &c.EBPF.BPFRoot, said.EBPF.BPFRoot)
-	override(f, "ebpf-packets", &c.EBPF.Packets, said.EBPF.Packets)
-	override(f, "ebpf-acceleration", &c.EBPF.Acceleration, said.EBPF.Acceleration)
-	override(f, "ebpf-forwarding", &c.EBPF.Forwarding, said.EBPF.Forwarding)
-	override(f, "ebpf-sockets", &c.EBPF.Sockets, said.EBPF.Sockets)
-	override(f, "ebpf-abort-tcp", &c.EBPF.AbortTCP, said.EBPF.AbortTCP)
-	override(f, "ebpf-size-affinities", &c.EBPF.Sizes.Affinities, said.EBPF.Sizes.Affinities)
-	override(f, "ebpf-size-flows", &c.EBPF.Sizes.Flows, said.EBPF.Sizes.Flows)
-	override(f, "ebpf-size-sockets", &c.EBPF.Sizes.Sockets, said.EBPF.Sizes.Sockets)
-	override(f, "ebpf-size-translations", &c.EBPF.Sizes.Translations, said.EBPF.Sizes.Translations)
-	override(f, "ebpf-size-services", &c.EBPF.Sizes.Services, said.EBPF.Sizes.Services)
-	l.userspace()
-}
-
-func (l *loading) userspace() {
-	f, c, said := l.flags, &l.config.Fairlead.Userspace, &l.flags.said.fairlead.Userspace
-	override(f, "userspace-redirect", &c.Redirect, said.Redirect)
-	override(f, "userspace-dial-timeout", &c.DialTimeout, said.DialTimeout)
-	override(f, "userspace-dials", &c.Dials, said.Dials)
-	override(f, "userspace-idle-timeout", &c.IdleTimeout, said.IdleTimeout)
-	override(f, "userspace-half-closed-timeout", &c.HalfClosedTimeout, said.HalfClosedTimeout)
-	override(f, "userspace-udp-timeout", &c.UDPTimeout, said.UDPTimeout)
-	override(f, "userspace-udp-stream-timeout", &c.UDPStreamTimeout, said.UDPStreamTimeout)
-	override(f, "userspace-max-connections", &c.MaxConnections, said.MaxConnections)
-	override(f, "userspace-max-flows", &c.MaxFlows, said.MaxFlows)
+	for _, o := range f.changed() {
+		if to := c.at(o.field); to.IsValid() {
+			to.Set(f.said.fairlead.at(o.field))
+		}
+	}
 }
 
 // ownMode is the mode on Windows, and of manifests without a file of kube-proxy's: no user there expects the meaning of
@@ -218,12 +176,6 @@ func (l *loading) ownMode() {
 	}
 	if l.flags.Config == "" && len(l.config.Fairlead.Manifests) > 0 {
 		setDefault(&l.config.KubeProxy.Mode, ModeNFTables)
-	}
-}
-
-func override[T any](f *Flags, flag string, to *T, said T) {
-	if f.given(flag) {
-		*to = said
 	}
 }
 
@@ -276,7 +228,7 @@ func (l *loading) judge() {
 			continue
 		}
 		file := l.flags.Config
-		if matches(e.Field, fairleadPaths()) {
+		if isOwn(e.Field) {
 			file = l.config.Files[len(l.config.Files)-1]
 		}
 		l.refuse(file, field.ErrorList{e})
@@ -291,9 +243,8 @@ func (f *Flags) blame(path string) (flag, rest string) {
 			continue
 		}
 		for _, at := range strings.Fields(o.field) {
-			own := slices.Contains(fairleadPaths(), at)
 			rest, ok := strings.CutPrefix(path, at)
-			if ok && (rest == "" || rest[0] == '[' || rest[0] == '.') && (!own || f.given(o.flag)) {
+			if ok && (rest == "" || rest[0] == '[' || rest[0] == '.') && (!isOwn(at) || f.given(o.flag)) {
 				return "--" + o.flag, rest
 			}
 		}
