@@ -46,7 +46,7 @@ func (i *inspection) audit(ctx context.Context) error {
 		return err
 	}
 	slices.SortFunc(a.Drifts, func(a, b dataplane.Drift) int { return strings.Compare(a.String(), b.String()) })
-	return errors.Join(i.Print(a), found(len(a.Drifts)+len(a.Refused) > 0))
+	return errors.Join(i.Print(a), cli.Found(len(a.Drifts)+len(a.Refused) > 0))
 }
 
 // auditOffline compares the kernel with manifests.

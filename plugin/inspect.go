@@ -134,4 +134,4 @@ func (i *inspection) explanation(ctx context.Context, p model.Packet) (x service
 }
 
 // unreached is exit status 1 for a packet that reaches no backend.
-func unreached(x service.Explanation) error { return found(x.Verdict != model.Forward.String()) }
+func unreached(x service.Explanation) error { return cli.Found(x.Verdict != model.Forward.String()) }

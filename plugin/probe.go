@@ -75,13 +75,13 @@ func (q *serviceQuestion) probe(ctx context.Context, args []string, timeout time
 	}
 	silent := slices.ContainsFunc(results, func(r probed) bool { return r.Error != "" && r.State == service.Ready })
 	if q.Output == "json" {
-		return errors.Join(cli.PrintJSON(results), found(silent))
+		return errors.Join(cli.PrintJSON(results), cli.Found(silent))
 	}
 	rows := [][]string{{"SERVICE", "PORT", "ENDPOINT", "NODE", "STATE", "ANSWER"}}
 	for _, r := range results {
 		rows = append(rows, []string{r.Service, r.Port, r.Endpoint, r.Node, r.State, r.answer()})
 	}
-	return errors.Join(cli.PrintTable(rows), found(silent))
+	return errors.Join(cli.PrintTable(rows), cli.Found(silent))
 }
 
 func (r probed) answer() string {

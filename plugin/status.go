@@ -29,13 +29,5 @@ func (i *inspection) status(ctx context.Context) error {
 	if err := i.Get(ctx, "/status", &s.Report); err != nil {
 		return err
 	}
-	return errors.Join(i.Print(s), found(!s.Good()))
-}
-
-// found is exit status 1 if there is something.
-func found(something bool) error {
-	if something {
-		return cli.Exit(cli.ExitFound, nil)
-	}
-	return nil
+	return errors.Join(i.Print(s), cli.Found(!s.Good()))
 }

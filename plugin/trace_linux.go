@@ -63,7 +63,7 @@ func (q *serviceQuestion) trace(ctx context.Context, source, destination string,
 	if err != nil {
 		return cli.Failed(err)
 	}
-	return errors.Join(q.Print(a), found(!a.Good()))
+	return errors.Join(q.Print(a), cli.Found(!a.Good()))
 }
 
 // connections are those that each backend of a Service's port got so far.

@@ -56,7 +56,7 @@ func (q *serviceQuestion) why(ctx context.Context, name string) error {
 			break
 		}
 	}
-	return errors.Join(q.Print(f), found(f.Failed()))
+	return errors.Join(q.Print(f), cli.Found(f.Failed()))
 }
 
 // silentWatch is after how long without a message a watch counts as stale. The API server sends a bookmark a minute.

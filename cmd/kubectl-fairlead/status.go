@@ -17,19 +17,6 @@ import (
 	"fairlead.dev/fairlead/plugin/answer"
 )
 
-// output is the flag -o.
-type output struct{ format string }
-
-func (o *output) addTo(c *cobra.Command) {
-	c.Flags().StringVarP(&o.format, "output", "o", "text", "text or json")
-	c.PreRunE = func(*cobra.Command, []string) error {
-		if o.format != "text" && o.format != "json" {
-			return cli.Misused(fmt.Errorf("--output: %q is neither text nor json", o.format))
-		}
-		return nil
-	}
-}
-
 // nodeStatus is what an agent says of itself.
 type nodeStatus struct {
 	Node   string         `json:"node"`
@@ -38,7 +25,7 @@ type nodeStatus struct {
 }
 
 func statusCommand(k *cluster) *cobra.Command {
-	var o output
+	var o cli.Format
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "show all agents in a table: version, data plane, rows, health, what is wrong",
@@ -47,25 +34,25 @@ func statusCommand(k *cluster) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return k.status(c.Context(), o) },
 	}
-	o.addTo(c)
+	o.AddFormatTo(c)
 	return c
 }
 
-func (k *cluster) status(ctx context.Context, o output) error {
+func (k *cluster) status(ctx context.Context, o cli.Format) error {
 	agents, err := k.agents(ctx)
 	if err != nil {
 		return err
 	}
 	all := each(agents, func(a agent) nodeStatus { return k.statusOf(ctx, a) })
 	bad := slices.ContainsFunc(all, func(s nodeStatus) bool { return s.Status == nil || !s.Status.Good() })
-	if o.format == "json" {
-		return errors.Join(cli.PrintJSON(all), found(bad))
+	if o.Output == "json" {
+		return errors.Join(cli.PrintJSON(all), cli.Found(bad))
 	}
 	rows := [][]string{{"NODE", "VERSION", "DATA PLANE", "ROWS", "SINCE", "HEALTHY", "ERROR"}}
 	for _, s := range all {
 		rows = append(rows, append([]string{s.Node}, s.cells()...))
 	}
-	return errors.Join(cli.PrintTable(rows), found(bad))
+	return errors.Join(cli.PrintTable(rows), cli.Found(bad))
 }
 
 func (k *cluster) statusOf(ctx context.Context, a agent) nodeStatus {
@@ -98,27 +85,18 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 // patience is how long an agent has for an answer.
 const patience = time.Minute
 
-// found is exit status 1 if there is something.
-func found(something bool) error {
-	if something {
-		return cli.Exit(cli.ExitFound, nil)
-	}
-	return nil
-}
-
 // passCommand is a command of the agent's program, which one node's agent runs.
 func passCommand(k *cluster, use, short string, args cobra.PositionalArgs) *cobra.Command {
-	var o output
+	var o cli.Format
 	c := &cobra.Command{Use: use, Short: short + "; --node says by which agent", Args: args}
-	o.addTo(c)
 	name, _, _ := strings.Cut(use, " ")
 	switch name {
 	case "services":
-		c.PreRunE = nil // it has more outputs
-		c.Flags().Lookup("output").Usage = "text, json, wide or yaml"
+		o.More = []string{"wide", "yaml"}
 	case "explain":
 		c.Flags().String("interface", "", "on which the packet arrives (default: eth0)")
 	}
+	o.AddFormatTo(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		agents, err := k.agents(c.Context())
 		if err != nil {
@@ -127,7 +105,7 @@ func passCommand(k *cluster, use, short string, args cobra.PositionalArgs) *cobr
 		if len(agents) > 1 {
 			return cli.Misused(fmt.Errorf("name one --node of %s", names(agents)))
 		}
-		words := append([]string{name, "-o", o.format}, args...)
+		words := append([]string{name, "-o", o.Output}, args...)
 		if at := c.Flags().Lookup("interface"); at != nil && at.Changed {
 			words = append(words, "--interface", at.Value.String())
 		}

@@ -22,7 +22,7 @@ type nodeFindings struct {
 }
 
 func whyCommand(k *cluster) *cobra.Command {
-	var o output
+	var o cli.Format
 	c := &cobra.Command{
 		Use:   "why [NAMESPACE/]SERVICE",
 		Short: "say why a Service does not work, as each node finds; the worst first",
@@ -31,11 +31,11 @@ func whyCommand(k *cluster) *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error { return k.why(c.Context(), o, args[0]) },
 	}
-	o.addTo(c)
+	o.AddFormatTo(c)
 	return c
 }
 
-func (k *cluster) why(ctx context.Context, o output, name string) error {
+func (k *cluster) why(ctx context.Context, o cli.Format, name string) error {
 	agents, err := k.agents(ctx)
 	if err != nil {
 		return err
@@ -57,8 +57,8 @@ func (k *cluster) why(ctx context.Context, o output, name string) error {
 		return nodeFindings{Node: a.node, Findings: &f}
 	})
 	slices.SortStableFunc(all, func(a, b nodeFindings) int { return cmp.Compare(b.badness(), a.badness()) })
-	bad := found(all[0].badness() > answer.Warned)
-	if o.format == "json" {
+	bad := cli.Found(all[0].badness() > answer.Warned)
+	if o.Output == "json" {
 		return errors.Join(cli.PrintJSON(all), bad)
 	}
 	for _, f := range all {

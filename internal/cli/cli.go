@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -104,6 +105,14 @@ func Failed(err error) error {
 	return ExitError{ExitFound, err}
 }
 
+// Found is exit status 1 if there is something.
+func Found(something bool) error {
+	if something {
+		return Exit(ExitFound, nil)
+	}
+	return nil
+}
+
 // Misused asks for ExitUsage; nil stays nil.
 func Misused(err error) error {
 	if err == nil {
@@ -129,6 +138,24 @@ func PrintJSON(v any) error {
 	e := json.NewEncoder(os.Stdout)
 	e.SetIndent("", "  ")
 	return Failed(e.Encode(v))
+}
+
+// Format is the flag --output: text, json, or one of More.
+type Format struct {
+	Output string
+	More   []string
+}
+
+// AddFormatTo adds the flag to a command, which refuses other values then.
+func (f *Format) AddFormatTo(c *cobra.Command) {
+	words := append([]string{"text", "json"}, f.More...)
+	c.Flags().StringVarP(&f.Output, "output", "o", "text", strings.Join(words, ", "))
+	c.PreRunE = func(*cobra.Command, []string) error {
+		if !slices.Contains(words, f.Output) {
+			return Misused(fmt.Errorf("--output: %q is none of %s", f.Output, strings.Join(words, ", ")))
+		}
+		return nil
+	}
 }
 
 // Print writes v as text, which has its own line end, or as JSON if that is the output.

@@ -15,8 +15,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -30,9 +28,8 @@ import (
 
 // Inspection asks the running agent or, if manifests are named, computes the answer from them.
 type Inspection struct {
-	Flags  *config.Flags
-	Output string // text, json, or one of More
-	More   []string
+	cli.Format
+	Flags *config.Flags
 
 	offline bool           // manifests may be named
 	table   *service.Table // of the manifests, once it was asked for
@@ -47,20 +44,9 @@ var offlineFlags = []string{
 
 // AddTo adds the flags of a command that asks the running agent only. It refuses a value of --output that there is not.
 func (i *Inspection) AddTo(c *cobra.Command) {
-	f := c.Flags()
-	f.SortFlags = false
-	f.StringVarP(&i.Output, "output", "o", "text", i.outputs())
-	i.AddSocketTo(f)
-	c.PreRunE = func(*cobra.Command, []string) error {
-		if i.Output != "text" && i.Output != "json" && !slices.Contains(i.More, i.Output) {
-			return cli.Misused(fmt.Errorf("--output: %q is none of %s", i.Output, i.outputs()))
-		}
-		return nil
-	}
-}
-
-func (i *Inspection) outputs() string {
-	return strings.Join(append([]string{"text", "json"}, i.More...), ", ")
+	c.Flags().SortFlags = false
+	i.AddFormatTo(c)
+	i.AddSocketTo(c.Flags())
 }
 
 // AddSocketTo adds the flag that names the running agent's socket.

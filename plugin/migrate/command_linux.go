@@ -85,7 +85,7 @@ func (m *migration) run(ctx context.Context) error {
 	blocked := r.Count(Blocks) > 0
 	if m.watch == 0 {
 		if err := m.Print(r); err != nil || blocked || !m.forward {
-			return errors.Join(err, found(blocked))
+			return errors.Join(err, cli.Found(blocked))
 		}
 		return m.apply(ctx, s)
 	}
@@ -97,7 +97,7 @@ func (m *migration) run(ctx context.Context) error {
 	if err != nil {
 		return cli.ConfigError(err)
 	}
-	return errors.Join(m.Print(w), found(len(w.Contradictions) > 0))
+	return errors.Join(m.Print(w), cli.Found(len(w.Contradictions) > 0))
 }
 
 // rowsOf is the configuration by which rows are computed: that of the other proxy, for the objects that are read.
@@ -113,11 +113,4 @@ func (m *migration) rowsOf(s *seen) (*config.Config, error) {
 		s.config.KubeProxy.ClientConnection.Kubeconfig = own.Value.String()
 	}
 	return s.config, nil
-}
-
-func found(something bool) error {
-	if something {
-		return cli.Exit(cli.ExitFound, nil)
-	}
-	return nil
 }
