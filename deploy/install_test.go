@@ -79,7 +79,7 @@ func (c *cluster) ours(t *testing.T) string {
 }
 
 func testKustomize(t *testing.T, c *cluster) {
-	for _, dir := range []string{"base", "overlays/own-configuration"} {
+	for _, dir := range []string{"base", "overlays/own-configuration", "../testdata/components"} {
 		path := filepath.Join("kustomize", dir)
 		c.must(t, "", "apply", "--dry-run=server", "--validate=strict", "-k", path)
 	}

@@ -83,6 +83,64 @@ func TestKustomize_objects(t *testing.T) {
 	}
 }
 
+// The components add to the base what the chart's values do. Their settings are flags, so that each may come alone.
+func TestKustomize_components(t *testing.T) {
+	want := objects(t, template(t, "--set", "fairleadConfig.readinessGate=true,healthResponder.enabled=true,modes={ebpf,userspace}",
+		"--set", "podMonitor.enabled=true,prometheusRule.enabled=true",
+		"--api-versions", "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"))
+	have := objects(t, kustomize(t, "../testdata/components"))
+	set := daemonSet(t, have["DaemonSet fairlead"])
+	flags := strings.Join(set.Spec.Template.Spec.Containers[0].Args[4:], " ")
+	equal(t, flags, "--bpf-root=/host/bpf --health-check-max-age=60s --readiness-gate")
+	equal(t, strings.Join(set.Spec.Template.Spec.InitContainers[0].Args[4:], " "), "--init-only --bpf-root=/host/bpf")
+	for _, all := range []map[string]string{want, have} {
+		delete(all, "ConfigMap fairlead")
+		all["DaemonSet fairlead"] = sorted(t, daemonSet(t, all["DaemonSet fairlead"]))
+	}
+	equal(t, strings.Join(slices.Sorted(maps.Keys(have)), "\n"), strings.Join(slices.Sorted(maps.Keys(want)), "\n"))
+	for name := range want {
+		t.Run(name, func(t *testing.T) { equal(t, have[name], want[name]) })
+	}
+}
+
+// objects are those of manifests by kind and name, in the same form whoever has written them.
+func objects(t *testing.T, manifests string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for document := range strings.SplitSeq(manifests, "\n---\n") {
+		var object map[string]any
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatal(err)
+		}
+		if object == nil {
+			continue // a comment
+		}
+		text, err := yaml.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := object["metadata"].(map[string]any)["name"]
+		all[fmt.Sprint(object["kind"], " ", name)] = string(text)
+	}
+	return all
+}
+
+// sorted is a DaemonSet without its arguments, and with volumes sorted.
+func sorted(t *testing.T, set appsv1.DaemonSet) string {
+	t.Helper()
+	pod := &set.Spec.Template.Spec
+	slices.SortFunc(pod.Volumes, func(a, b corev1.Volume) int { return strings.Compare(a.Name, b.Name) })
+	for _, c := range []*corev1.Container{&pod.InitContainers[0], &pod.Containers[0]} {
+		c.Args = nil
+		slices.SortFunc(c.VolumeMounts, func(a, b corev1.VolumeMount) int { return strings.Compare(a.MountPath, b.MountPath) })
+	}
+	text, err := yaml.Marshal(set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 // The commands in docs/install.md put IMAGE in the place of every image of Fairlead.
 func TestKustomize_image(t *testing.T) {
 	recipe := regexp.MustCompile(`(?m)^kubectl kustomize deploy/kustomize/(\S+) \| sed '([^']+)' \| kubectl apply`)
