@@ -153,14 +153,18 @@ func (w *world) start(flags ...string) *proxy {
 // follow starts a daemon and follows its log.
 func (w *world) follow(c *testbed.Cmd) *proxy {
 	w.Helper()
-	out, in := io.Pipe()
+	out, in, err := os.Pipe() // it ends with the process, before Wait is called
+	if err != nil {
+		w.Fatal(err)
+	}
 	c.Stderr = in
-	if err := c.Start(); err != nil {
+	if err := errors.Join(c.Start(), in.Close()); err != nil {
 		w.Fatal(err)
 	}
 	p := &proxy{Cmd: c, w: w, lines: make(chan string, 1000)}
 	go func() {
 		defer close(p.lines)
+		defer out.Close()
 		for s := bufio.NewScanner(out); s.Scan(); {
 			p.tail.add(s.Text())
 			p.lines <- s.Text()
@@ -174,7 +178,6 @@ func (w *world) follow(c *testbed.Cmd) *proxy {
 		}
 		_ = c.Process.Kill()
 		_ = c.Wait()
-		_ = in.Close()
 	})
 	return p
 }
