@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
-	"fairlead.dev/fairlead/dataplane/kernelspace/hnssim"
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/hnssim"
 	"fairlead.dev/fairlead/lab/wine/fakehns"
 )
 

@@ -9,7 +9,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/kernelspace"
 	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
-	"fairlead.dev/fairlead/dataplane/kernelspace/hnssim"
+	"fairlead.dev/fairlead/lab/hnssim"
 	"fairlead.dev/fairlead/model"
 )
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
-	"fairlead.dev/fairlead/dataplane/kernelspace/hnssim"
+	"fairlead.dev/fairlead/lab/hnssim"
 	"fairlead.dev/fairlead/lab/wine/fakehns"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
-	"fairlead.dev/fairlead/dataplane/kernelspace/hnssim"
+	"fairlead.dev/fairlead/lab/hnssim"
 )
 
 // errHandle is E_HANDLE: no handle is open by that number.

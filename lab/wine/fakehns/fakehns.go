@@ -18,7 +18,7 @@ import (
 	"sync"
 
 	"fairlead.dev/fairlead/dataplane/kernelspace/hns"
-	"fairlead.dev/fairlead/dataplane/kernelspace/hnssim"
+	"fairlead.dev/fairlead/lab/hnssim"
 )
 
 // Variable is that of the environment which has the server's address.
