@@ -43,10 +43,11 @@ func (t *Table) Answers(p model.Protocol, from, to netip.AddrPort) (who Answer, 
 	return Answer{flow.Answers, flow.Mark}, true, nil
 }
 
-// Needed reports whether an open connection needs the hooks of NAT: one whose destination is translated, and is one of
-// ours, or one that the kernel has given another source port, because its own answers looked like those of such a
-// connection. If there is none, Needed has those forgotten that have ended: without the hooks the kernel drops a new
-// connection whose answers look like theirs (__nf_conntrack_confirm). It reads all flows.
+// Needed reports whether an open connection needs the hooks of NAT. That is one to a destination of ours that is
+// translated. Or the kernel has given it another source port, because its answers looked like those of such a one.
+//
+// If there is none, Needed has those forgotten that have ended: without the hooks the kernel drops a new connection
+// whose answers look like theirs (__nf_conntrack_confirm). It reads all flows.
 func (t *Table) Needed(ours func(to netip.AddrPort, p model.Protocol) bool) (needed bool, err error) {
 	var ended []tracked.Tuple
 	err = tracked.Filter{}.Each(t.conn, func() { ended = nil }, func(f *tracked.Flow) {
