@@ -48,7 +48,7 @@ type Site struct {
 	rested  time.Time // see rest
 
 	dir     string   // of the kubeconfig and the control socket
-	bpf     string   // where a file system for pins is mounted; may be empty
+	bpf     *os.File // a file system of its own; may be nil
 	program []string // is Fairlead
 	command []string // starts the proxy
 	failed  error    // why there is nothing of all this
@@ -174,25 +174,13 @@ func (s *Site) prepareCommand(program []string, kubeconfig string) (err error) {
 	if backend := s.backend(); backend != "" {
 		s.command = append(s.command, "--iptables-backend="+backend)
 	}
-	// A contender may change to that plane. Where its pins are mounted nowhere, another plane does not find its leftovers.
-	if err = s.mountPins(); err == nil && s.Bed.Cgroup() != "" {
-		s.command = append(s.command, "--cgroup-root="+s.Bed.Cgroup(), "--bpf-root="+s.bpf)
+	if s.bpf, _, err = testbed.BPFFS(); err == nil && s.Bed.Cgroup() != "" {
+		// The file is the first after the standard ones. A contender may change to that plane.
+		s.command = append(s.command, "--cgroup-root="+s.Bed.Cgroup(), "--bpf-root=/proc/self/fd/3")
 	} else if s.Plane == ebpfPlane {
 		return fmt.Errorf("a file system for eBPF programs: %w", err)
 	}
 	s.command = append(s.command, s.Args...)
-	return nil
-}
-
-func (s *Site) mountPins() error {
-	dir := filepath.Join(s.dir, "bpf")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
-		return os.NewSyscallError("mount", err)
-	}
-	s.bpf = dir
 	return nil
 }
 
@@ -207,6 +195,9 @@ func (s *Site) start(ctx context.Context, ready func(context.Context) error) (to
 	// Its legacy iptables belong to its namespace, and must not wait for changes of the machine's.
 	env = slices.Concat(env, []string{"XTABLES_LOCKFILE=" + filepath.Join(s.dir, "xtables.lock")})
 	o := kubernetes.ProxyOptions{Bed: s.Bed, Command: s.command, Env: env}
+	if s.bpf != nil {
+		o.Files = []*os.File{s.bpf}
+	}
 	begin := time.Now()
 	// The proxy outlives what starts it.
 	if s.Proxy, err = kubernetes.StartProxy(context.WithoutCancel(ctx), o); err != nil {
@@ -254,14 +245,14 @@ func (s *Site) close() (err error) {
 	if s.Proxy != nil {
 		err = errors.Join(err, s.Proxy.Kill())
 	}
-	if s.bpf != "" {
-		err = errors.Join(err, os.NewSyscallError("umount", unix.Unmount(s.bpf, unix.MNT_DETACH))) // and all pins go
-	}
 	if s.Catalog != nil && s.dir != "" {
 		err = errors.Join(err, s.Catalog.Close(), os.RemoveAll(s.dir))
 	}
 	if s.Bed != nil {
 		err = errors.Join(err, s.Bed.Close())
+	}
+	if s.bpf != nil {
+		err = errors.Join(err, s.bpf.Close()) // and with it all that is pinned there
 	}
 	*s = Site{Contender: s.Contender, Cluster: s.Cluster, Kernel: s.Kernel, failed: s.failed}
 	return err
