@@ -205,17 +205,15 @@ func TestShares_waiting(t *testing.T) {
 	// The kernel keeps up to 128 free elements of a table for each processor. They must be few beside all.
 	const places = 1 << 13
 	r := newPacketRunWith(t, sharedRows, packetOptions{Translations: places})
-	var waiting []connection
-	for i := range places {
-		client := fmt.Sprintf("198.18.%d.%d:4000", i>>8, i&255)
-		r.sent("lan tcp " + client + " > 203.0.113.1:80 S")
-		if i%1024 == 0 {
-			c := connection{packetRun: r, protocol: "tcp", client: client, service: "203.0.113.1:81"}
-			c.ask("S")
-			waiting = append(waiting, c)
+	const rounds = 8 // one client waits in each: who begins may end what waits of the same owner
+	for round := range rounds {
+		c := connection{
+			packetRun: r, protocol: "tcp", client: fmt.Sprintf("192.0.2.9:%d", 4000+round), service: "203.0.113.1:81",
 		}
-	}
-	for _, c := range waiting {
+		c.ask("S")
+		for i := range places / rounds {
+			r.sent(fmt.Sprintf("lan tcp 198.18.%d.%d:%d > 203.0.113.1:80 S", i>>8, i&255, 4000+round))
+		}
 		if !c.answer("SA") {
 			t.Errorf("%s > %s gets no answer", c.client, c.service)
 		}
