@@ -6,6 +6,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/conntrack"
+	"fairlead.dev/fairlead/dataplane/iptables"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
@@ -13,16 +14,24 @@ import (
 
 // The tables in which the kernel tells outcomes are no reason to read all rules.
 func TestOutcomes_ownTables(t *testing.T) {
+	for name, plane := range map[string]dataplane.New{
+		"nftables": nftables.New, "iptables": iptables.New(iptables.Options{Backend: iptables.NFTables}),
+	} {
+		t.Run(name, func(t *testing.T) { testOwnTables(t, plane, name+" list") })
+	}
+}
+
+func testOwnTables(t *testing.T, plane dataplane.New, reads string) {
 	bed, read := testbed.Need(t, testbed.Spec{}), 0
 	c := dataplane.Config{Fault: func(operation string) error {
-		if operation == "nftables list" {
+		if operation == reads {
 			read++
 		}
 		return nil
 	}}
 	var p dataplane.Dataplane
 	err := bed.Do(testbed.Node, func() (err error) {
-		p, err = conntrack.Wrap(nftables.New)(c)
+		p, err = conntrack.Wrap(plane)(c)
 		return err
 	})
 	if err != nil {
@@ -32,6 +41,9 @@ func TestOutcomes_ownTables(t *testing.T) {
 	s, ctx := model.NewState(), context.Background()
 	if err := p.Sync(ctx, s); err != nil {
 		t.Fatal(err)
+	}
+	if read == 0 {
+		t.Fatalf("the first Sync has no step %q", reads)
 	}
 	read = 0
 	for _, answers := range []bool{false, true, false} {

@@ -32,6 +32,8 @@ type backend interface {
 	// undisturbed reports whether no other program can have changed the tables since the begin before the last settled.
 	undisturbed(tables []tableID) (bool, error)
 	settled()
+	// Count notes a transaction of this process that is not the back end's.
+	Count()
 	// asLoaded reports whether the tables are, to the last rule, as they were loaded before.
 	asLoaded(tables []tableID) (bool, error)
 	// mark is a number that tells rules apart; that of a rule in the kernel as it stands there.

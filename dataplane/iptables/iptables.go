@@ -391,6 +391,9 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 	return r, nil
 }
 
+// RulesetChanged notes a transaction of this process in nf_tables that is not the plane's.
+func (p *Plane) RulesetChanged() { p.backend.Count() }
+
 // drifts says what a change means.
 func (c *change) drifts() (drifts []dataplane.Drift) {
 	add := func(class, object, want, have string) {

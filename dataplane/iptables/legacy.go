@@ -145,6 +145,7 @@ func contentOf(t *xt.Table) *content {
 func (l *legacy) present(v6 bool) ([]string, error) { return l.socket(tableID{v6: v6}).Present() }
 
 func (l *legacy) settled() {}
+func (l *legacy) Count()   {}
 
 // probe implements backend. There is no way to try rules.
 func (l *legacy) probe(v6 bool) (err error) {

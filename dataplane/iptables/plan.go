@@ -60,6 +60,9 @@ type stored struct {
 
 // load reads it, the families side by side.
 func (p *Plane) load() (*stored, error) {
+	if err := p.config.Inject("iptables list"); err != nil {
+		return nil, err
+	}
 	sets, err := p.ipsets.list()
 	if err != nil {
 		return nil, err
