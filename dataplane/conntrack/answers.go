@@ -63,11 +63,18 @@ func (t *Table) Needed(ours func(to netip.AddrPort, p model.Protocol) bool) (nee
 	if needed || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // or it tracks no connections
 		return needed, nil
 	}
-	for _, flow := range ended {
-		err = errors.Join(err, tracked.ForgetFrom(t.conn, flow))
+	if err == nil {
+		err = t.forget(ended)
 	}
 	if err != nil {
 		return false, fmt.Errorf("tracked connections that are translated: %w", err)
 	}
 	return false, nil
+}
+
+func (t *Table) forget(flows []tracked.Tuple) (err error) {
+	for _, flow := range flows {
+		err = errors.Join(err, tracked.ForgetFrom(t.conn, flow))
+	}
+	return err
 }
