@@ -7,7 +7,7 @@
 //
 // A client's kernel sends its SYN again after a second. By then connection tracking has confirmed the connection, and
 // has seen no reply: that is how the rules know. Each such connection is an element of a set of nf_tables, which goes
-// by itself after a second. Packets of connections that are assured pass one rule.
+// by itself after a second. First packets, and those of connections that are assured, pass one rule.
 //
 // The tables are the socket's own. The kernel deletes them with the process, however that ends.
 package outcomes
@@ -169,7 +169,7 @@ func chains(f nft.Family) []nft.Chain {
 		const priority = 0 // where tables filter
 		return nft.Chain{
 			Name: name, Hook: &nft.Hook{Kind: "filter", Number: number, Priority: priority},
-			Rules: append(append(rules, passAssured()), nft.NewRule("", nft.Jump(chainOutcomes))),
+			Rules: append(append(rules, pass()), nft.NewRule("", nft.GoTo(chainOutcomes))),
 		}
 	}
 	return []nft.Chain{
@@ -181,8 +181,11 @@ func chains(f nft.Family) []nft.Chain {
 	}
 }
 
-func passAssured() nft.Rule {
-	return nft.NewRule("goes on", status(), nft.Bits(0, statusAssured, 0), nft.Differs(nft.Native(0)), nft.Return())
+// pass lets pass what tells nothing: a connection's first packet, which is not confirmed yet, and those of one that is
+// assured.
+func pass() nft.Rule {
+	return nft.NewRule("begins, or goes on", status(), nft.Bits(0, statusAssured|statusConfirmed, 0),
+		nft.Differs(nft.Native(statusConfirmed)), nft.Return())
 }
 
 func status() any { return &expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)} }
@@ -190,7 +193,7 @@ func status() any { return &expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)
 // failures are the rules that find connections that fail.
 func failures(f nft.Family) []nft.Rule {
 	again := []any{
-		status(), nft.Bits(0, statusConfirmed|statusReplied, 0), nft.Equals(nft.Native(statusConfirmed)),
+		status(), nft.Bits(0, statusReplied, 0), nft.Equals(nft.Native(0)),
 		add(f, "unanswered", true),
 	}
 	related := []any{
@@ -198,6 +201,7 @@ func failures(f nft.Family) []nft.Rule {
 	}
 	refused := []any{isReply(), add(f, "refused", true)}
 	return []nft.Rule{
+		nft.NewRule("SYN and ACK", flags(flagSYN|flagACK, flagSYN|flagACK), nft.GoTo(chainAnswers)),
 		nft.NewRule("SYN again", flags(flagSYN|flagACK|flagRST, flagSYN), again),
 		nft.NewRule("again", nft.IsProtocol(unix.IPPROTO_UDP), again),
 		nft.NewRule("again", nft.IsProtocol(unix.IPPROTO_SCTP), again),
