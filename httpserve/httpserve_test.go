@@ -433,11 +433,12 @@ func TestSlowReaders(t *testing.T) {
 	l := patient()
 	l.Source = 20
 	var handlers atomic.Int32
+	large := make([]byte, 32<<20) // one for all: 100 would be 3 GB
 	r := newRig(t, l, func(w http.ResponseWriter, q *http.Request) {
 		if q.URL.Path == "/large" {
 			handlers.Add(1)
 			defer handlers.Add(-1)
-			_, _ = w.Write(make([]byte, 32<<20))
+			_, _ = w.Write(large)
 		}
 	})
 	for range 100 {

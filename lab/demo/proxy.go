@@ -29,7 +29,6 @@ type proxy struct {
 	argv              []string
 	log               string // file
 	socket            string // where it answers questions
-	files             []*os.File
 	patience          time.Duration
 }
 
@@ -51,12 +50,11 @@ func newProxy(bed *testbed.Bed, o Options, dir string) (*proxy, error) {
 	}
 	p.argv = append(p.argv, "--cluster-cidr", testbed.ClusterCIDR())
 	if o.Mode == socketwise && bed.Cgroup() != "" {
-		pins, _, err := testbed.BPFFS() // which lasts while this process has it open
-		if err != nil {
+		pins := filepath.Join(dir, "bpf")
+		if err := bed.MountBPFFS(pins); err != nil {
 			return nil, err
 		}
-		p.files = append(p.files, pins) // number 3 there
-		p.argv = append(p.argv, "--cgroup-root", bed.Cgroup(), "--bpf-root", "/proc/self/fd/3")
+		p.argv = append(p.argv, "--cgroup-root", bed.Cgroup(), "--bpf-root", pins)
 	}
 	return p, nil
 }
@@ -67,8 +65,7 @@ func (p *proxy) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	started, err := kubernetes.StartProxy(ctx,
-		kubernetes.ProxyOptions{Bed: p.bed, Command: p.argv, Log: log, Files: p.files})
+	started, err := kubernetes.StartProxy(ctx, kubernetes.ProxyOptions{Bed: p.bed, Command: p.argv, Log: log})
 	if err != nil {
 		return errors.Join(err, log.Close())
 	}

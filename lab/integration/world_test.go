@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bufio"
 	"context"
 	_ "embed"
 	"errors"
@@ -103,7 +102,10 @@ func newWorldIn(t *testing.T, mode string, o kubernetes.Options) *world {
 	w.cleanup(w.kubelet.Close)
 	w.command = w.proxyCommand(o.Parts, mode)
 	if mode == "ebpf" {
-		w.command = append(w.withBPFFS(), append(w.command, "--cgroup-root="+w.bed.Cgroup())...)
+		w.command = append(w.command, "--cgroup-root="+w.bed.Cgroup())
+		if err := w.bed.MountBPFFS("/sys/fs/bpf"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w.startProxy()
 	t.Cleanup(func() {
@@ -132,28 +134,6 @@ func (w *world) proxyCommand(parts kubernetes.Parts, mode string) []string {
 		command = append(command, "--control-socket="+filepath.Join(w.TempDir(), "socket"))
 	}
 	return command
-}
-
-// withBPFFS is what a command begins with to have a file system of type bpf, one for all of them.
-func (w *world) withBPFFS() []string {
-	w.Helper()
-	const run = "mount -t bpf bpf /sys/fs/bpf && echo mounted && exec sleep infinity"
-	holder := w.bed.Command(context.WithoutCancel(w.Context()), testbed.Node, "unshare", "--mount", "sh", "-c", run)
-	out, err := holder.StdoutPipe()
-	if err == nil {
-		err = holder.Start()
-	}
-	if err != nil {
-		w.Fatal(err)
-	}
-	w.Cleanup(func() {
-		_ = holder.Process.Kill()
-		_ = holder.Wait()
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		w.Fatalf("mount: %q, %v", line, err)
-	}
-	return []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", holder.Process.Pid), "--"}
 }
 
 // newToken writes the kubeconfig of the account that kubeadm makes for kube-proxy, with a new token, and

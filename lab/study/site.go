@@ -48,7 +48,6 @@ type Site struct {
 	rested  time.Time // see rest
 
 	dir     string   // of the kubeconfig and the control socket
-	bpf     *os.File // a file system of its own; may be nil
 	program []string // is Fairlead
 	command []string // starts the proxy
 	failed  error    // why there is nothing of all this
@@ -174,11 +173,11 @@ func (s *Site) prepareCommand(program []string, kubeconfig string) (err error) {
 	if backend := s.backend(); backend != "" {
 		s.command = append(s.command, "--iptables-backend="+backend)
 	}
-	if s.bpf, _, err = testbed.BPFFS(); err == nil && s.Bed.Cgroup() != "" {
-		// The file is the first after the standard ones. A contender may change to that plane.
-		s.command = append(s.command, "--cgroup-root="+s.Bed.Cgroup(), "--bpf-root=/proc/self/fd/3")
+	pins := filepath.Join(s.dir, "bpf")
+	if err = s.Bed.MountBPFFS(pins); err == nil && s.Bed.Cgroup() != "" { // a contender may change to that plane
+		s.command = append(s.command, "--cgroup-root="+s.Bed.Cgroup(), "--bpf-root="+pins)
 	} else if s.Plane == ebpfPlane {
-		return fmt.Errorf("a file system for eBPF programs: %w", err)
+		return err
 	}
 	s.command = append(s.command, s.Args...)
 	return nil
@@ -195,9 +194,6 @@ func (s *Site) start(ctx context.Context, ready func(context.Context) error) (to
 	// Its legacy iptables belong to its namespace, and must not wait for changes of the machine's.
 	env = slices.Concat(env, []string{"XTABLES_LOCKFILE=" + filepath.Join(s.dir, "xtables.lock")})
 	o := kubernetes.ProxyOptions{Bed: s.Bed, Command: s.command, Env: env}
-	if s.bpf != nil {
-		o.Files = []*os.File{s.bpf}
-	}
 	begin := time.Now()
 	// The proxy outlives what starts it.
 	if s.Proxy, err = kubernetes.StartProxy(context.WithoutCancel(ctx), o); err != nil {
@@ -250,9 +246,6 @@ func (s *Site) close() (err error) {
 	}
 	if s.Bed != nil {
 		err = errors.Join(err, s.Bed.Close())
-	}
-	if s.bpf != nil {
-		err = errors.Join(err, s.bpf.Close()) // and with it all that is pinned there
 	}
 	*s = Site{Contender: s.Contender, Cluster: s.Cluster, Kernel: s.Kernel, failed: s.failed}
 	return err

@@ -19,6 +19,31 @@ import (
 // as the file is open in this process.
 func BPFFS() (f *os.File, path string, err error) { return detached("bpf") }
 
+// MountBPFFS mounts such a file system for commands of the node that start from now on, and for nobody else. It is gone
+// when they and the bed are, however this process ends.
+func (b *Bed) MountBPFFS(dir string) error {
+	h, err := b.host(Node)
+	if err != nil {
+		return err
+	}
+	return h.at(func() error { // on the thread that starts them
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, "")
+		}
+		if err == nil {
+			err = os.MkdirAll(dir, 0o700)
+		}
+		if err == nil {
+			err = unix.Mount("bpf", dir, "bpf", 0, "")
+		}
+		if err != nil {
+			return fmt.Errorf("mount a file system of type bpf at %s: %w", dir, err)
+		}
+		return nil
+	})
+}
+
 // detached makes a file system of a type that is mounted nowhere.
 func detached(kind string) (f *os.File, path string, err error) {
 	context, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)

@@ -164,28 +164,24 @@ func outcome(f nft.Family, key []byte, r model.Result) model.Outcome {
 }
 
 // chains are those of a table. A packet to this machine that comes over its loopback interface has passed postrouting.
+// What tells nothing passes one rule: a connection's first packet, which is not confirmed yet, and those of one that is
+// assured.
 func chains(f nft.Family) []nft.Chain {
-	hook := func(name string, number uint32, rules ...nft.Rule) nft.Chain {
+	hook := func(name string, number uint32, unless ...any) nft.Chain {
 		const priority = 0 // where tables filter
 		return nft.Chain{
 			Name: name, Hook: &nft.Hook{Kind: "filter", Number: number, Priority: priority},
-			Rules: append(append(rules, pass()), nft.NewRule("", nft.GoTo(chainOutcomes))),
+			Rules: []nft.Rule{nft.NewRule("", status(), nft.Bits(0, statusAssured|statusConfirmed, 0),
+				nft.Equals(nft.Native(statusConfirmed)), unless, nft.GoTo(chainOutcomes))},
 		}
 	}
 	return []nft.Chain{
 		{Name: chainAnswers},
 		{Name: chainOutcomes, Rules: failures(f)},
 		hook("postrouting", unix.NF_INET_POST_ROUTING),
-		hook("input", unix.NF_INET_LOCAL_IN, nft.NewRule("seen in postrouting",
-			nft.LoadMeta(expr.MetaKeyIIFTYPE, 0), nft.Equals(nft.Native(unix.ARPHRD_LOOPBACK)[:2]), nft.Return())),
+		hook("input", unix.NF_INET_LOCAL_IN,
+			nft.LoadMeta(expr.MetaKeyIIFTYPE, 0), nft.Differs(nft.Native(unix.ARPHRD_LOOPBACK)[:2])),
 	}
-}
-
-// pass lets pass what tells nothing: a connection's first packet, which is not confirmed yet, and those of one that is
-// assured.
-func pass() nft.Rule {
-	return nft.NewRule("begins, or goes on", status(), nft.Bits(0, statusAssured|statusConfirmed, 0),
-		nft.Differs(nft.Native(statusConfirmed)), nft.Return())
 }
 
 func status() any { return &expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)} }

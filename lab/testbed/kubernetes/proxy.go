@@ -27,7 +27,6 @@ type ProxyOptions struct {
 	Place   testbed.Place // empty: the node
 	Command []string      // program and arguments
 	Env     []string      // beside this process's
-	Files   []*os.File    // open in the proxy, from descriptor 3 on
 	Log     io.Writer     // gets what the proxy writes, beside Proxy.Log; may be nil
 }
 
@@ -65,7 +64,6 @@ func StartProxy(ctx context.Context, o ProxyOptions) (*Proxy, error) {
 	p := &Proxy{bed: o.Bed, place: cmp.Or(o.Place, testbed.Node), ended: make(chan struct{})}
 	p.cmd = o.Bed.Command(ctx, p.place, o.Command[0], o.Command[1:]...)
 	p.cmd.Env = append(os.Environ(), o.Env...)
-	p.cmd.ExtraFiles = o.Files
 	var out io.Writer = &p.log
 	if o.Log != nil {
 		out = io.MultiWriter(out, o.Log)
