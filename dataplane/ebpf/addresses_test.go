@@ -215,7 +215,9 @@ func sources(t *testing.T, bed *testbed.Bed) string {
 	t.Helper()
 	var seen []string
 	for _, to := range []string{"192.0.2.1:30080", "[fd00::c000:201]:30080"} {
-		p := testbed.Probe{From: testbed.Outside, Protocol: model.TCP, To: netip.MustParseAddrPort(to)}
+		p := testbed.Probe{
+			From: testbed.Outside, Protocol: model.TCP, To: netip.MustParseAddrPort(to), Timeout: time.Second,
+		}
 		got := probes(t, bed, p, 1)
 		for tries := 0; got == "timed out" && tries < 10; tries++ {
 			got = probes(t, bed, p, 1)
@@ -255,6 +257,7 @@ func TestHidden_route(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	probe.Timeout = time.Second
 	eventually.Nil(t, "by the other device", func() error {
 		if got := probes(t, bed, probe, 1); got != "pod-a source 198.18.0.1" {
 			return fmt.Errorf("%s; programs know %s", got, p.devices.hiddenBehind())

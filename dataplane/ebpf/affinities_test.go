@@ -53,8 +53,8 @@ func (r packetRun) plane() *Plane {
 // A client that begins connections and does not go on with them is not remembered. All the same its connections reach
 // one backend if they begin together. The backends share such clients by weight.
 func TestAttached_beginning(t *testing.T) {
-	r := newPacketRunWith(t, attachedRows, packetOptions{Translations: 1 << 14, Secret: 4711})
-	clients, reached := 600, map[string]int{}
+	r := newPacketRunWith(t, attachedRows, packetOptions{Translations: 1 << 16, Secret: 4711})
+	clients, reached := 2400, map[string]int{} // so many that chance alone fails once in ten million times
 	for i := range clients {
 		client := fmt.Sprintf("198.18.%d.%d", i>>8, i&255)
 		var had string
@@ -75,7 +75,7 @@ func TestAttached_beginning(t *testing.T) {
 	if n := r.attached("one/web:http"); n != 0 {
 		t.Errorf("%d clients are remembered", n)
 	}
-	for backend, share := range map[string]int{"10.244.1.11:8080": 120, "10.244.1.12:8080": 120, "10.244.1.13:8080": 360} {
+	for backend, share := range map[string]int{"10.244.1.11:8080": 480, "10.244.1.12:8080": 480, "10.244.1.13:8080": 1440} {
 		if n := reached[backend]; n < share*3/4 || n > share*5/4 {
 			t.Errorf("%d of %d clients reach %s", n, clients, backend)
 		}

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/testbed"
@@ -31,7 +30,7 @@ func (c cluster) probe(n int, from testbed.Place, p model.Protocol, to string) {
 	c.t.Helper()
 	for range n {
 		_, err := c.Probe(c.t.Context(), testbed.Probe{
-			From: from, Protocol: p, To: netip.MustParseAddrPort(to), Timeout: 5 * time.Second,
+			From: from, Protocol: p, To: netip.MustParseAddrPort(to), Timeout: answerTime,
 		})
 		check(c.t, err)
 	}

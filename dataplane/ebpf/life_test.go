@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	bpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -99,7 +98,7 @@ func (c cluster) probing(from testbed.Place, pods map[string]string) (stop func(
 					return
 				default:
 				}
-				o, err := c.Probe(c.t.Context(), testbed.Probe{From: from, To: netip.MustParseAddrPort(to), Timeout: 5 * time.Second})
+				o, err := c.Probe(c.t.Context(), testbed.Probe{From: from, To: netip.MustParseAddrPort(to), Timeout: answerTime})
 				if err != nil || o.Backend != want {
 					failed <- fmt.Errorf("%s: %s %w", to, o, err)
 					return

@@ -112,13 +112,21 @@ func parse(t *testing.T, text string) *model.State {
 	return s
 }
 
+// answerTime is far longer than an answer takes, and longer than a busy machine stands still.
+const answerTime = 15 * time.Second
+
 // answers are the outcomes of some probes, sorted, each once.
 func (c cluster) answers(from testbed.Place, p model.Protocol, to string) string {
+	c.t.Helper()
+	return c.answersWithin(answerTime, from, p, to)
+}
+
+func (c cluster) answersWithin(timeout time.Duration, from testbed.Place, p model.Protocol, to string) string {
 	c.t.Helper()
 	seen := map[string]bool{}
 	for range 40 {
 		o, err := c.Probe(c.t.Context(), testbed.Probe{
-			From: from, Protocol: p, To: netip.MustParseAddrPort(to), Timeout: 5 * time.Second,
+			From: from, Protocol: p, To: netip.MustParseAddrPort(to), Timeout: timeout,
 		})
 		if errors.Is(err, unix.EPERM) {
 			seen["not permitted"] = true
@@ -140,7 +148,11 @@ func (c cluster) answers(from testbed.Place, p model.Protocol, to string) string
 
 func (c cluster) expect(want string, from testbed.Place, p model.Protocol, to string) {
 	c.t.Helper()
-	if got := c.answers(from, p, to); got != want {
+	timeout := answerTime
+	if want == "timed out" {
+		timeout = 5 * time.Second
+	}
+	if got := c.answersWithin(timeout, from, p, to); got != want {
 		c.t.Errorf("%s to %s/%s: %s; want %s", from, to, p, got, want)
 	}
 }

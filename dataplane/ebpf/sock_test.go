@@ -321,7 +321,8 @@ func connectedAsks(t *testing.T) error {
 	}
 	t.Cleanup(func() { unix.Close(fd) }) // those that stay keep the places
 	service := &unix.SockaddrInet4{Port: 53, Addr: [4]byte{10, 96, 0, 10}}
-	err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}),
+	wait := unix.NsecToTimeval(answerTime.Nanoseconds())
+	err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
 		unix.Connect(fd, service), answersFrom(fd, service))
 	if err != nil {
 		return err
@@ -508,7 +509,7 @@ func TestKill(t *testing.T) {
 			default:
 			}
 			o, err := c.Probe(t.Context(), testbed.Probe{
-				From: "client", To: netip.MustParseAddrPort("10.96.0.10:80"), Timeout: 5 * time.Second,
+				From: "client", To: netip.MustParseAddrPort("10.96.0.10:80"), Timeout: answerTime,
 			})
 			if err != nil || o.Result != testbed.Answered {
 				failed <- fmt.Errorf("connection %d: %s: %w", connections.Load(), o, err)

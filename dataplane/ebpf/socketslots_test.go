@@ -11,6 +11,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ebpf"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
 )
@@ -222,6 +223,8 @@ func TestPlaces_kernel(t *testing.T) {
 	}
 	check(t, unix.Close(fd))
 	c.expectPlaces("is closed", 1) // else this needs no agent
-	c.looks(p)
-	c.expectPlaces("is closed", 0)
+	eventually.Equal(t, "places, when the kernel has taken leave of the server", 0, func() uint64 {
+		c.looks(p)
+		return c.places()
+	})
 }

@@ -111,7 +111,7 @@ func (c cluster) openFlows() (flows []openFlow) {
 func (f openFlow) answered(t *testing.T) {
 	t.Helper()
 	answer := make([]byte, 100)
-	check(t, f.SetReadDeadline(time.Now().Add(10*time.Second)))
+	check(t, f.SetReadDeadline(time.Now().Add(answerTime)))
 	n, err := f.Read(answer)
 	if got := strings.NewReplacer("[", "", "]", "").Replace(string(answer[:n])); !strings.HasPrefix(got, f.want) {
 		t.Fatalf("%s: %q, %v; want %s", f.RemoteAddr(), got, err, f.want)

@@ -73,11 +73,15 @@ func backendsOf(s *model.State, service string) map[netip.AddrPort]bool {
 	return backends
 }
 
+// longIdle chooses none while all are idle: the machine has stood still, and with it the connection that is in use.
 func longIdle(open []dataplane.Open) (places []int) {
 	for i, c := range open {
 		if c.Idle >= 2*time.Second {
 			places = append(places, i)
 		}
+	}
+	if len(places) == len(open) {
+		return nil
 	}
 	return places
 }

@@ -252,14 +252,14 @@ func limit(ctx context.Context, f *os.File, deadline time.Time) (release func())
 }
 
 // Dial opens a connection that stays. It is a stream on which each line sent is answered by one line (the first comes
-// unasked), or a UDP socket with one answer for each datagram. It fails when ctx ends, or after DefaultTimeout if ctx
+// unasked), or a UDP socket with one answer for each datagram. It fails when ctx ends, or after ten seconds if ctx
 // has no deadline. Close ends a TCP connection in order and aborts an SCTP association.
 func (b *Bed) Dial(ctx context.Context, from Place, p model.Protocol, to netip.AddrPort) (net.Conn, error) {
 	h, err := b.host(from)
 	if err != nil {
 		return nil, err
 	}
-	timeout := DefaultTimeout
+	timeout := 10 * time.Second
 	if end, ok := ctx.Deadline(); ok {
 		timeout = time.Until(end)
 	}
