@@ -22,7 +22,7 @@ import (
 const (
 	v4, v6 = "127.0.0.1:0", "[::1]:0" // two sources
 	short  = 50 * time.Millisecond
-	long   = 2 * time.Second // a header that is there is read in it, on a busy machine too
+	long   = 8 * time.Second // a header that is there is read in it, on a busy machine too
 	get    = "GET / HTTP/1.1\r\nHost: a\r\n"
 	post   = "POST / HTTP/1.1\r\nHost: a\r\n"
 )

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -70,9 +69,7 @@ func TestRun_auto(t *testing.T) {
 	}
 	w.serves(r.Plane, "auto")
 	w.clean()
-	if _, body := w.page(netip.MustParseAddrPort("127.0.0.1:10249"), "/proxyMode"); body != r.Plane {
-		t.Errorf("/proxyMode says %s, want %s", body, r.Plane)
-	}
+	eventually.Equal(t, "/proxyMode", r.Plane, w.proxyMode)
 	w.answers()
 	if shown := w.runs("fairlead", "status --control-socket "+w.socket, 0); !strings.Contains(shown, r.Why) {
 		t.Errorf("the status does not say why:\n%s", shown)

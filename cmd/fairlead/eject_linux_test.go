@@ -23,10 +23,13 @@ func TestRun_ejects(t *testing.T) {
 	}
 }
 
+// ejection is long enough for a busy machine to look at what is beside an ejected backend.
+const ejection = 8 * time.Second
+
 func testEjects(t *testing.T, mode string) {
 	w := newWorld(t)
-	w.start("--proxy-mode", mode, "--backend-health", "eject", "--ejection-time", "1s", "--ejection-max-time", "2s",
-		"--ejection-slow-start", "1s")
+	w.start("--proxy-mode", mode, "--backend-health", "eject", "--ejection-time", ejection.String(),
+		"--ejection-max-time", ejection.String(), "--ejection-slow-start", "1s")
 	w.reaches("pod-a")
 	w.reaches("pod-b")
 	ctx, stop := context.WithCancel(t.Context())
@@ -58,7 +61,7 @@ func testEjects(t *testing.T, mode string) {
 	}
 	w.says(0, []string{a + ": is ejected: has not answered since", "it is tried again at"}, "explain", "192.0.2.9", "192.0.2.1:30080")
 	w.plug("pod-a", true)
-	eventually.True(t, "it is in use again", func() bool { return !ejected() })
+	eventually.Taking(ejection).True(t, "it is in use again", func() bool { return !ejected() })
 	w.reaches("pod-a")
 }
 

@@ -207,7 +207,7 @@ func (p *proxy) await(text string) {
 // probe returns the pod that answers at an address, or the failure. On a busy machine a packet may be lost, and a client
 // sends it again after a second, and after two more.
 func (w *world) probe(from testbed.Place, to netip.AddrPort) string {
-	o, err := w.bed.Probe(w.Context(), testbed.Probe{From: from, To: to, Protocol: model.TCP, Timeout: 5 * time.Second})
+	o, err := w.bed.Probe(w.Context(), testbed.Probe{From: from, To: to, Protocol: model.TCP, Timeout: 15 * time.Second})
 	switch {
 	case err != nil:
 		return err.Error()

@@ -44,9 +44,7 @@ func TestRun_userspace(t *testing.T) {
 	flags := []string{"--config", w.config()}
 	p := w.start(flags...)
 	metrics := netip.MustParseAddrPort("127.0.0.1:10249")
-	if _, body := w.page(metrics, "/proxyMode"); body != "userspace" {
-		t.Errorf("/proxyMode says %s", body)
-	}
+	eventually.Equal(t, "/proxyMode", "userspace", w.proxyMode)
 	w.countsDials(metrics)
 	for range 2 {
 		open := map[testbed.Place]net.Conn{}

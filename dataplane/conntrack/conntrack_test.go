@@ -147,7 +147,7 @@ func (s *stage) ask(f *flow) string {
 	s.Helper()
 	line := make([]byte, 128)
 	_, err := f.Write([]byte("?\n"))
-	err = errors.Join(err, f.SetReadDeadline(time.Now().Add(5*time.Second)))
+	err = errors.Join(err, f.SetReadDeadline(time.Now().Add(15*time.Second)))
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -289,7 +289,10 @@ func TestPlane_tooEarly(t *testing.T) {
 func (s *stage) expect(to netip.Addr, want string) {
 	s.Helper()
 	const port = 20000
-	p := testbed.Probe{From: "client", To: netip.AddrPortFrom(to, 80), SourcePort: port, Timeout: 5 * time.Second}
+	p := testbed.Probe{From: "client", To: netip.AddrPortFrom(to, 80), SourcePort: port, Timeout: 15 * time.Second}
+	if want == "timed out" {
+		p.Timeout = 5 * time.Second
+	}
 	outcome, err := s.bed.Probe(s.Context(), p)
 	if got := outcome.String(); got != want || err != nil {
 		s.Errorf("%s: %s, %v; want %s", to, got, err, want)

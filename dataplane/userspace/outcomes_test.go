@@ -81,7 +81,7 @@ func TestOutcomes_silentFlow(t *testing.T) {
 	n.told(false)
 }
 
-// told waits for these outcomes, and no others.
+// told waits for these outcomes, in whatever order, and no others.
 func (n *node) told(answers bool, want ...string) {
 	n.Helper()
 	var all []string
@@ -89,6 +89,8 @@ func (n *node) told(answers bool, want ...string) {
 		err := n.plane.Outcomes(n.Context(), answers, func(o model.Outcome) {
 			all = append(all, fmt.Sprintf("%s %s %s", o.Protocol, o.Backend, o.Result))
 		})
+		slices.Sort(all)
+		slices.Sort(want)
 		if err == nil && !slices.Equal(all, want) {
 			err = fmt.Errorf("told: %v; want %v", all, want)
 		}

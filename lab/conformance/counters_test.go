@@ -1,7 +1,6 @@
 package conformance_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -237,7 +236,7 @@ func (c *counted) ask() {
 	}
 	for range times {
 		key := model.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 1, Protocol: model.TCP}
-		o, err := c.bed.Probe(c.Context(), testbed.Probe{From: "client", To: key.AddrPort()})
+		o, err := c.bed.Probe(c.Context(), testbed.Probe{From: "client", To: key.AddrPort(), Timeout: 10 * time.Second})
 		must(c.T, err)
 		if o.Result != testbed.Refused {
 			c.Errorf("%s: %s", key, o)
@@ -280,9 +279,7 @@ func (c *counted) of(pool model.PoolID, backend netip.AddrPort) string {
 func (c *counted) check(when string) {
 	c.Helper()
 	var err error
-	bounded, cancel := context.WithTimeout(c.Context(), 15*time.Second)
-	defer cancel()
-	_ = eventually.Poll(bounded, func() error {
+	_ = eventually.Poll(c.Context(), func() error {
 		err = c.compare()
 		return err
 	})

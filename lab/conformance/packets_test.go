@@ -21,7 +21,7 @@ import (
 
 // How long to wait for an answer that must come, and for one that must not.
 const (
-	patience = 5 * time.Second
+	patience = 15 * time.Second // a busy machine may stand still for some
 	silence  = 250 * time.Millisecond
 )
 

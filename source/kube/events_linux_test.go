@@ -138,6 +138,7 @@ func TestEvents_forbidden(t *testing.T) {
 	for i := range 10 {
 		e.Emit(Event{Reason: "Some", Message: fmt.Sprint(i)})
 	}
+	eventually.Equal(t, "requests", 10, posted.Load) // Close does not wait for long
 	e.Close()
 	e.Emit(Event{Reason: "Late"})
 	if l := logs.with(""); len(l) != 1 || !strings.Contains(l[0], "forbids a request") || posted.Load() != 10 {
@@ -171,14 +172,14 @@ func TestEvents_storm(t *testing.T) {
 	for i := range 100_000 {
 		e.Emit(Event{Reason: "Storm", Message: fmt.Sprint(i)})
 	}
-	if took := time.Since(start); took > 5*time.Second {
+	if took := time.Since(start); took > eventually.Patience() { // the server takes hours for so many
 		t.Errorf("Emit waits: %v", took)
 	}
 	if path := <-first; path != "/apis/events.k8s.io/v1/namespaces/"+corev1.NamespaceDefault+"/events" {
 		t.Error(path)
 	}
 	e.Close()
-	if n := posted.Load(); n > eventBurst+5 {
+	if n := posted.Load(); n > eventBurst+5+int32(time.Since(start).Seconds()*float64(eventsPerSecond)) {
 		t.Errorf("%d events were written", n)
 	}
 }
@@ -193,7 +194,7 @@ func TestEvents_serverAway(t *testing.T) {
 	start := time.Now()
 	e.Close()
 	e.Close()
-	if took := time.Since(start); took > flushTime+3*time.Second {
+	if took := time.Since(start); took > flushTime+10*time.Second {
 		t.Errorf("Close took %v", took)
 	}
 }
