@@ -247,6 +247,7 @@ func (p *Proxy) begin(at Packet) *flow {
 	}
 	d.pool.attempted(at.Client.Addr(), f.backend, now)
 	p.group.Go(func() { p.answers(f) })
+	p.expel(f) // Expel has not seen it if the rows have changed since lookup
 	return f
 }
 
@@ -430,10 +431,11 @@ func (p *Proxy) elsewhere(f *flow, why error) bool {
 	conn, backend, err := p.connectAny(f.Call, slices.Clone(f.tried))
 	f.mu.Lock()
 	f.moving = false
-	if err == nil && f.over {
+	over := f.over || !f.pool.keeps(backend) // Expel has seen the one before
+	if err == nil && over {
 		conn.end()
 	}
-	if err != nil || f.over {
+	if err != nil || over {
 		return false
 	}
 	f.conn.end()
@@ -533,11 +535,15 @@ func (l *flows) touched(c *model.Change, rows *Directory) (some []*flow) {
 func (p *Proxy) Expel(c *model.Change) {
 	p.turned.forget(p.Rows)
 	for _, f := range p.flows.touched(c, p.Rows) {
-		f.mu.Lock()
-		backend := f.backend
-		f.mu.Unlock()
-		if !p.Rows.leads(f.key, f.pool) || !f.pool.keeps(backend) {
-			p.flows.end(f)
-		}
+		p.expel(f)
+	}
+}
+
+func (p *Proxy) expel(f *flow) {
+	f.mu.Lock()
+	backend := f.backend
+	f.mu.Unlock()
+	if !p.Rows.leads(f.key, f.pool) || !f.pool.keeps(backend) {
+		p.flows.end(f)
 	}
 }

@@ -1,0 +1,115 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"fairlead.dev/fairlead/dataplane/internal/socket"
+	"fairlead.dev/fairlead/internal/namespace"
+	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/model"
+)
+
+// answerAt has a backend answer datagrams with a name.
+func answerAt(t *testing.T, at, name string) netip.AddrPort {
+	t.Helper()
+	conn := listenAt(t, at)
+	go func() {
+		for {
+			_, client, err := conn.ReadFromUDPAddrPort(make([]byte, 100))
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteToUDPAddrPort([]byte(name), client) // a client that misses it asks again
+		}
+	}()
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+func listenAt(t *testing.T, at string) *net.UDPConn {
+	t.Helper()
+	conn, err := socket.ListenUDP(netip.MustParseAddrPort(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// TestExpel_meanwhile: a backend leaves while a flow is being opened to it. Its client gets another one.
+func TestExpel_meanwhile(t *testing.T) {
+	leaves, stays := answerAt(t, "127.0.1.2:0", "leaves"), answerAt(t, "127.0.1.3:0", "stays")
+	refuses := netip.AddrPortFrom(netip.MustParseAddr("127.0.1.1"), leaves.Port())
+	for name, c := range map[string]struct {
+		call          int // in which it leaves
+		before, after []netip.AddrPort
+	}{
+		"begins": {1, []netip.AddrPort{leaves}, []netip.AddrPort{stays}},
+		"moves":  {2, []netip.AddrPort{refuses, leaves}, []netip.AddrPort{refuses, stays}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := listenAt(t, "127.0.0.1:0")
+			at := conn.LocalAddr().(*net.UDPAddr).AddrPort()
+			rows := func(backends []netip.AddrPort) *model.State {
+				text := fmt.Sprintf("frontend %s/udp any forward default/dns cluster snat always\npool default/dns cluster\n", at)
+				for _, b := range backends {
+					text += fmt.Sprintf("backend default/dns cluster %s\n", b)
+				}
+				s, err := model.ParseState(text)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return s
+			}
+			before, after, calls := rows(c.before), rows(c.after), 0
+			var p *Proxy
+			p = New(Options{
+				DialTimeout: time.Second, Dials: 4, FlowTimeout: time.Minute, StreamTimeout: time.Minute,
+				MaxConnections: 1, MaxFlows: 10, Extra: 1,
+				Connect: func(call Call, b model.Backend, setups ...socket.Setup) (*Socket, error) {
+					backend, err := p.Connect(call, b, setups...)
+					if calls++; calls == c.call {
+						change := model.Diff(before, after)
+						p.Rows.Change(change)
+						p.Expel(&change)
+					}
+					return &Socket{Conn: backend}, err
+				},
+			}, namespace.Namespace{})
+			p.Rows.Replace(before)
+			answers := &Answers{UDPConn: conn, At: at}
+			p.Receive(conn, func(client netip.AddrPort, _ []byte) (Packet, bool) {
+				return Packet{Client: client, Destination: at, From: answers}, true
+			})
+			defer p.Close()
+			defer conn.Close()
+			if got := ask(t, at); got != "stays" {
+				t.Errorf("%q answers", got)
+			}
+		})
+	}
+}
+
+// ask asks until there is an answer.
+func ask(t *testing.T, at netip.AddrPort) string {
+	t.Helper()
+	client, err := net.Dial("udp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	text := make([]byte, 100)
+	n := 0
+	eventually.Nil(t, "an answer", func() (err error) {
+		_, err = client.Write([]byte("?"))
+		if err = errors.Join(err, client.SetReadDeadline(time.Now().Add(100*time.Millisecond))); err == nil {
+			n, err = client.Read(text)
+		}
+		return err
+	})
+	return string(text[:n])
+}
