@@ -106,6 +106,9 @@ func (f *files) close() {
 func (f *files) shed(l *socket.Conn) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.spare == nil { // others were faster the last time
+		f.spare, _ = os.Open(os.DevNull)
+	}
 	if f.spare == nil {
 		return 0
 	}
