@@ -151,15 +151,20 @@ func (h *Handover) Discard(p *Plane) error {
 // Replace puts a plane in force that goes on with what the one in force has in the kernel, such as one of the same name
 // with other settings. The loop then calls Sync.
 func (h *Handover) Replace(ctx context.Context, loop Loop, p *Plane) error {
-	return loop.Between(ctx, func(_ context.Context, t Turn) error {
+	return loop.Between(ctx, func(ctx context.Context, t Turn) error {
 		old := h.InForce()
 		h.put(p)
 		h.on(replaced)
 		t.Replaced(false, nil)
+		_, err := p.SetStage(ctx, t.State(), dataplane.Active) // it may have been kept
 		if old == nil {
-			return nil
+			return err
 		}
-		return h.Discard(old)
+		if old.Process != nil { // it may be kept, and what leads to it is the other's by now
+			_, failed := old.SetStage(ctx, t.State(), dataplane.Standby)
+			err = errors.Join(err, failed)
+		}
+		return errors.Join(err, h.Discard(old))
 	})
 }
 

@@ -125,7 +125,7 @@ func eachSaved(conn *nfnetlink.Socket, tables []*table, s *model.State, f func(d
 // handOver leaves the pools' sessions in the kernel, and has new clients wait while no process serves them. Where
 // another plane is in force, no client is to wait, and that plane remembers.
 func (p *Plane) handOver() {
-	if p.proxy == nil || p.tables == nil || p.phase.yields() {
+	if p.proxy == nil || p.tables == nil || p.phase.yields() || p.standby {
 		return
 	}
 	tx := &nft.Transaction{}

@@ -139,3 +139,41 @@ func TestListen_addressComes(t *testing.T) {
 		t.Errorf("a connection: %v", err)
 	}
 }
+
+// TestListen_replaced: a plane with other settings gets the addresses, and connections of the one before live on.
+func TestListen_replaced(t *testing.T) {
+	n := start(t, userspace.Options{Redirect: userspace.ByListening})
+	s, err := model.ParseState(nodePorts)
+	if err == nil {
+		err = n.plane.Sync(t.Context(), s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := n.bed.Dial(t.Context(), testbed.Outside, model.TCP, netip.MustParseAddrPort("192.0.2.1:30080"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	old := n.plane
+	eventually.Equal(t, "connections", 1, old.Open)
+	n.at(testbed.Node, func() (err error) {
+		n.plane, err = userspace.New(userspace.Options{Redirect: userspace.ByListening})(dataplane.Config{})
+		return err
+	})
+	defer old.Close()
+	if open, err := old.SetStage(t.Context(), s, dataplane.Standby); open != 1 || err != nil {
+		t.Errorf("%d connections, %v", open, err)
+	}
+	if s, err = model.ParseState(strings.ReplaceAll(nodePorts, "10.244.1.11", "10.244.2.13")); err == nil {
+		err = n.plane.Sync(t.Context(), s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p, at := range map[model.Protocol]string{model.TCP: "192.0.2.1:30080", model.UDP: "192.0.2.1:30053"} {
+		if who := n.probeNode(p, at); who != "pod-b" {
+			t.Errorf("%s: %s", p, who)
+		}
+	}
+}

@@ -52,7 +52,7 @@ func (p *Plane) SetStage(ctx context.Context, s *model.State, to dataplane.Stage
 	case to == dataplane.Active:
 		_ = p.Outcomes(ctx, false, func(model.Outcome) {}) // old ones: the engine asked another plane
 		err = p.enter(ctx)
-	case to == dataplane.Draining:
+	case to == dataplane.Draining, p.listens(): // the next plane is to have the addresses
 		err = p.drain(ctx, s)
 	}
 	return p.Open(), err

@@ -873,6 +873,30 @@ func testDatagramBackendGone(t *testing.T, way userspace.Redirect) {
 	}
 }
 
+// TestClose_replaced: a plane that another one of the mode has replaced leaves the rules to that one when it ends.
+func TestClose_replaced(t *testing.T) { byEachWay(t, testCloseReplaced) }
+
+func testCloseReplaced(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way})
+	n.sync("tcp", "10.244.1.11:8080")
+	old := n.plane
+	n.at(testbed.Node, func() (err error) {
+		n.plane, err = userspace.Driver(userspace.Options{Redirect: way}, legacyTables(), nil).Open(dataplane.Config{})
+		return err
+	})
+	s := n.sync("tcp", "10.244.1.11:8080")
+	if _, err := old.SetStage(t.Context(), s, dataplane.Standby); err != nil {
+		t.Error(err)
+	}
+	if err := old.Close(); err != nil {
+		t.Error(err)
+	}
+	r, err := n.plane.Audit(t.Context(), s, dataplane.Full)
+	if len(r.Drifts) > 0 || err != nil {
+		t.Errorf("%v, %v", r.Drifts, err)
+	}
+}
+
 func TestDial_nobody(t *testing.T) { byEachWay(t, testDialNobody) }
 
 func testDialNobody(t *testing.T, way userspace.Redirect) {
