@@ -154,7 +154,10 @@ func (i *idle) hear(r *nft.Ruleset, t *nft.Table, asked map[string]*tracked.Flow
 		err = errors.Join(err, i.send(asked[who].To, asked[who].From, binary.BigEndian.Uint32([]byte(n[4:])), true))
 	}
 	if len(numbers) > 0 {
-		err = errors.Join(err, t.Members(r.Socket, 2, func() {}, func(key string, _ nft.Element) { used[key] = true }))
+		failed := t.Members(r.Socket, 2, func() {}, func(key string, _ nft.Element) { used[key] = true })
+		if failed != nil { // any of them may be in use
+			return 0, errors.Join(err, failed)
+		}
 	}
 	for who, n := range numbers {
 		f := asked[who]
