@@ -34,7 +34,7 @@ type traffic struct {
 // way is from a destination of clients to what answers them.
 type way struct {
 	to      model.Key
-	backend netip.AddrPort
+	backend netip.AddrPort // not valid: those that have left
 }
 
 // maxWays bounds of how many ways ended flows are added up.
@@ -78,7 +78,9 @@ func of(f *tracked.Flow) (way, dataplane.Sum) {
 
 // add puts the sums into counters, in the rows of backends.
 func (t *traffic) add(c *dataplane.Counters, conn *nfnetlink.Socket, s *model.State) error {
+	settle(t.told, s)
 	t.mu.Lock()
+	settle(t.ended, s)
 	all := maps.Clone(t.ended)
 	t.mu.Unlock()
 	open := map[way]dataplane.Sum{}
@@ -90,8 +92,9 @@ func (t *traffic) add(c *dataplane.Counters, conn *nfnetlink.Socket, s *model.St
 	if err != nil {
 		return fmt.Errorf("traffic of flows: %w", err)
 	}
-	for at, s := range open {
-		all[at] = all[at].Plus(s)
+	settle(open, s)
+	for at, sum := range open {
+		all[at] = all[at].Plus(sum)
 	}
 	rows := dataplane.Tally{}
 	for _, row := range c.Served {
@@ -101,11 +104,7 @@ func (t *traffic) add(c *dataplane.Counters, conn *nfnetlink.Socket, s *model.St
 		if sum.ToBackend.Packets == 0 { // the kernel does not count, or began later
 			continue
 		}
-		row, ok := rowOf(s, at)
-		if !ok {
-			t.forget(at)
-			continue
-		}
+		row, _ := rowOf(s, at)
 		row.Sum = sum.Max(t.told[at])
 		t.told[at] = row.Sum
 		rows.Add(row)
@@ -115,12 +114,19 @@ func (t *traffic) add(c *dataplane.Counters, conn *nfnetlink.Socket, s *model.St
 	return nil
 }
 
-// forget drops the sums of a destination that is no Service's any more, or never was.
-func (t *traffic) forget(at way) {
-	delete(t.told, at)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.ended, at)
+// settle adds up the sums of backends that have left their pool, so that these take no places any more. It drops those
+// of a destination that is no Service's any more, or never was.
+func settle(sums map[way]dataplane.Sum, s *model.State) {
+	for at, sum := range sums {
+		row, ok := rowOf(s, at)
+		if ok && row.Backend == at.backend {
+			continue
+		}
+		if delete(sums, at); ok {
+			at.backend = row.Backend
+			sums[at] = sums[at].Plus(sum)
+		}
+	}
 }
 
 // rowOf is where the connections of a way are counted.
