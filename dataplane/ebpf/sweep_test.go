@@ -439,3 +439,22 @@ func TestTraffic(t *testing.T) {
 		}
 	}
 }
+
+// TestBook_bounded: flows that go may have had any number of backends.
+func TestBook_bounded(t *testing.T) {
+	s := &sweep{rest: map[packetsTrafficKey]packetsTraffic{}}
+	flow := packetsTranslation{Pool: 1, Packets: 1, Bytes: 100}
+	for i := range uint32(trafficked + 10) {
+		flow.Dst.Addr.Word[3] = i
+		s.book(&flow, packetsDirectionTO_BACKEND, &flow)
+	}
+	if n := len(s.rest); n != trafficked {
+		t.Errorf("the packets of %d backends are remembered, want %d", n, trafficked)
+	}
+	flow.Dst.Addr.Word[3] = 0
+	s.book(&flow, packetsDirectionTO_BACKEND, &flow)
+	sum := s.rest[packetsTrafficKey{Pool: 1, Backend: flow.Dst}]
+	if n := sum.Packets[packetsDirectionTO_BACKEND]; n != 2 {
+		t.Errorf("the first one has %d packets, want 2", n)
+	}
+}

@@ -11,7 +11,10 @@ func (s *sweep) book(flow *packetsTranslation, way packetsDirection, t *packetsT
 		return
 	}
 	key := packetsTrafficKey{Pool: flow.Pool, Backend: flow.Dst}
-	sum := s.rest[key]
+	sum, known := s.rest[key]
+	if !known && len(s.rest) >= trafficked { // the programs have counted the most of it
+		return
+	}
 	sum.Packets[way] += uint64(t.Packets)
 	sum.Bytes[way] += uint64(t.Bytes)
 	s.rest[key] = sum
