@@ -14,7 +14,8 @@ type excludedBackends struct {
 	names   atomic.Pointer[map[string]bool]
 }
 
-// set waits for the end of a look that began under other circumstances.
+// set waits for the end of a look that could remove what is excluded from now on. The caller may be the engine's
+// goroutine, and a look may wait for a lock of another program.
 func (s *excludedBackends) set(backends ...iptables.Backend) {
 	names := map[string]bool{}
 	for _, b := range backends {
@@ -25,8 +26,13 @@ func (s *excludedBackends) set(backends ...iptables.Backend) {
 			names[takeover.IPTablesNFT] = true
 		}
 	}
-	s.looking.Lock()
-	defer s.looking.Unlock()
+	for name := range names {
+		if !s.has(name) {
+			s.looking.Lock()
+			defer s.looking.Unlock()
+			break
+		}
+	}
 	s.names.Store(&names)
 }
 
