@@ -40,8 +40,12 @@ func TestRun_rebalance(t *testing.T) {
 	})
 }
 
+// idle is for how long nothing has passed over connections that may be closed.
+const idle = 2 * time.Second
+
 func testRebalance(w *world, mode string, callers map[testbed.Place]netip.AddrPort) {
-	annotated := strings.Replace(web, "metadata: {name: web}", "metadata: {name: web, annotations: {fairlead.dev/rebalance: 2s}}", 1)
+	annotation := ", annotations: {fairlead.dev/rebalance: " + idle.String() + "}"
+	annotated := strings.Replace(web, "metadata: {name: web", "metadata: {name: web"+annotation, 1)
 	w.write("web.yaml", annotated)
 	other := strings.NewReplacer("web", "other", "30080", "30081", "10.96.0.10", "10.96.0.11").Replace(web)
 	w.write("other.yaml", other)
@@ -108,12 +112,12 @@ func (h *holders) hold(from testbed.Place, to netip.AddrPort, busy bool) {
 	}
 	h.group.Go(func() {
 		for h.ctx.Err() == nil {
-			asked, err := h.once(me, from, to, pause)
+			asked, stood, err := h.once(me, from, to, pause)
 			h.mu.Lock()
 			delete(h.backends, me)
 			if h.ctx.Err() == nil {
 				h.moved++
-				if busy || asked {
+				if (busy || asked) && !stood {
 					h.wrong = append(h.wrong, fmt.Sprintf("from %s: busy: %t, waits for an answer: %t: %v", from, busy, asked, err))
 				}
 			}
@@ -122,12 +126,14 @@ func (h *holders) hold(from testbed.Place, to netip.AddrPort, busy bool) {
 	})
 }
 
-// once connects, and returns when the connection has ended, and whether the client was waiting for an answer.
-func (h *holders) once(me int, from testbed.Place, to netip.AddrPort, pause time.Duration) (asked bool, err error) {
+// once connects, and returns when the connection has ended, and whether the client was waiting for an answer. It stood
+// still, and was idle, if client or server were held up.
+func (h *holders) once(me int, from testbed.Place, to netip.AddrPort, pause time.Duration) (asked, stood bool, err error) {
 	c, err := h.bed.Dial(h.ctx, from, model.TCP, to)
 	if err != nil {
-		return true, err
+		return true, false, err
 	}
+	used, before := time.Now(), time.Duration(0)
 	defer c.Close()
 	defer context.AfterFunc(h.ctx, func() { _ = c.Close() })()
 	answer := make([]byte, 128)
@@ -149,8 +155,9 @@ func (h *holders) once(me int, from testbed.Place, to netip.AddrPort, pause time
 			h.mu.Unlock()
 		}
 		if err != nil {
-			return asked, err
+			return asked, time.Since(used) >= idle || pause < idle && before >= idle, err
 		}
+		used, before = time.Now(), time.Since(used)
 	}
 }
 

@@ -148,7 +148,7 @@ func (s *stage) auditByAnother() {
 func (s *stage) once(to string, p model.Protocol) string {
 	s.Helper()
 	o, err := s.bed.Probe(s.Context(), testbed.Probe{
-		From: testbed.Node, To: netip.MustParseAddrPort(to), Protocol: p, Timeout: 5 * time.Second,
+		From: testbed.Node, To: netip.MustParseAddrPort(to), Protocol: p, Timeout: 15 * time.Second,
 	})
 	if err != nil {
 		s.Fatal(err)
