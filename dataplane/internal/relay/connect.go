@@ -132,7 +132,7 @@ func (p *Proxy) ask(c Call, b model.Backend, setups ...socket.Setup) (s *Socket,
 		s.Conn, err = p.Connect(c, b, setups...)
 	}
 	if err != nil {
-		p.tellError(&c, b.AddrPort(), err)
+		p.tell(&c, b.AddrPort(), err)
 	}
 	return s, err
 }

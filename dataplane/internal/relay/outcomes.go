@@ -38,9 +38,17 @@ func (p *Proxy) Outcomes(answers bool, f func(model.Outcome)) {
 	}
 }
 
-// tell notes the outcome of a call to a backend.
-func (p *Proxy) tell(c *Call, backend netip.AddrPort, r model.Result) {
-	if r == model.Answered && !p.outcomes.answers.Load() {
+// tell notes the outcome of a call to a backend: an answer, or an error that says something of the backend.
+func (p *Proxy) tell(c *Call, backend netip.AddrPort, err error) {
+	var r model.Result
+	switch {
+	case err == nil && p.outcomes.answers.Load():
+		r = model.Answered
+	case errors.Is(err, unix.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded):
+		r = model.Unanswered
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
+		r = model.Refused
+	default:
 		return
 	}
 	select {
@@ -51,26 +59,13 @@ func (p *Proxy) tell(c *Call, backend netip.AddrPort, r model.Result) {
 	}
 }
 
-// tellError does so where an error says something of the backend.
-func (p *Proxy) tellError(c *Call, backend netip.AddrPort, err error) {
-	switch {
-	case errors.Is(err, unix.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded):
-		p.tell(c, backend, model.Unanswered)
-	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
-		p.tell(c, backend, model.Refused)
-	}
-}
-
 // hear tells once if a backend does not answer a call in time. The function that it returns is for the end of the
 // question: it tells an answer, or an error that comes before that.
 func (p *Proxy) hear(c *Call, backend netip.AddrPort) (end func(error)) {
-	late := time.AfterFunc(min(silence, p.options.DialTimeout), func() { p.tell(c, backend, model.Unanswered) })
+	late := time.AfterFunc(min(silence, p.options.DialTimeout), func() { p.tell(c, backend, os.ErrDeadlineExceeded) })
 	return func(err error) {
-		switch inTime := late.Stop(); {
-		case err == nil:
-			p.tell(c, backend, model.Answered)
-		case inTime:
-			p.tellError(c, backend, err)
+		if inTime := late.Stop(); inTime || err == nil {
+			p.tell(c, backend, err)
 		}
 	}
 }

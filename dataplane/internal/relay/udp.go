@@ -169,7 +169,7 @@ func (f *flow) send(data []byte) error {
 		return nil // it is sent when the flow has moved
 	}
 	if !f.answered && !f.told && time.Unix(0, f.Used()).Sub(f.asked) >= silence {
-		f.proxy.tell(&f.Call, f.backend, model.Unanswered)
+		f.proxy.tell(&f.Call, f.backend, os.ErrDeadlineExceeded)
 		f.told = true
 	}
 	_ = f.conn.SetReadDeadline(f.deadline()) // fails only if the flow is over, and so does Write
@@ -405,7 +405,7 @@ func (f *flow) noteAnswer(n int) {
 	f.Touch()
 	f.carried.ToClient.Add(1, n)
 	if !f.answered {
-		f.proxy.tell(&f.Call, f.backend, model.Answered)
+		f.proxy.tell(&f.Call, f.backend, nil)
 		f.pool.confirmed(f.client.Addr(), f.backend, time.Now())
 	}
 	f.answered, f.pending = true, nil
@@ -418,7 +418,7 @@ func (p *Proxy) elsewhere(f *flow, why error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.over && !f.answered && !f.moving && !f.told {
-		p.tellError(&f.Call, f.backend, why)
+		p.tell(&f.Call, f.backend, why)
 	}
 	if f.over || f.answered || f.moving || len(f.tried)+1 >= p.options.Dials {
 		return f.moving
