@@ -60,14 +60,12 @@ func (w *healthWriter) use(f HealthFile) {
 
 // takes reports whether there is a responder, and gives it rows.
 func (w *healthWriter) takes(rows map[netip.AddrPort]model.Health) bool {
+	defer w.confirm(context.Background()) // unlocked
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	is := w.file.Path != ""
 	if is && (w.rows == nil || !maps.Equal(w.rows, rows)) {
 		w.rows, w.written = maps.Clone(rows), time.Time{}
-	}
-	w.mu.Unlock()
-	if is {
-		w.confirm(context.Background())
 	}
 	return is
 }
@@ -85,14 +83,13 @@ func (w *healthWriter) confirm(context.Context) {
 		return
 	}
 	text := (&model.State{Health: w.rows}).String()
-	if err := (healthRecord{w.file.MaxAge, healthy, text}).write(w.file.Path); err != nil {
-		if w.failure.Changed(err.Error()) {
-			w.log.Error("cannot tell the responder what to answer to health checks; trying again", "error", err)
-		}
-		return
+	err := (healthRecord{w.file.MaxAge, healthy, text}).write(w.file.Path)
+	if w.failure.Failed(err) {
+		w.log.Error("cannot tell the responder what to answer to health checks; trying again", "error", err)
 	}
-	w.healthy, w.written = healthy, now
-	w.failure.Cleared()
+	if err == nil {
+		w.healthy, w.written = healthy, now
+	}
 }
 
 // write replaces the file. It has no secrets, and the responder is another user.

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"context"
+	"maps"
+	"net/netip"
 	"time"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -37,9 +39,7 @@ func (o *orphans) follow(c *model.Change) {
 			return
 		}
 		o.gone[b], o.lost = now.Add(goneFor), now
-		if next := later(now.Add(minOrphanLook), o.rest); o.at.IsZero() || next.Before(o.at) {
-			o.at = next
-		}
+		o.at = earlier(o.at, later(now.Add(minOrphanLook), o.rest))
 	}
 }
 
@@ -49,11 +49,9 @@ func (e *Engine) resetOrphans(ctx context.Context) {
 	if o.at.IsZero() || now.Before(o.at) {
 		return
 	}
-	for b, until := range o.gone {
-		if now.After(until) || !e.options.ResetOrphans {
-			delete(o.gone, b)
-		}
-	}
+	maps.DeleteFunc(o.gone, func(_ netip.AddrPort, until time.Time) bool {
+		return now.After(until) || !e.options.ResetOrphans
+	})
 	for _, pool := range e.state.Pools {
 		for i := range pool.Backends {
 			delete(o.gone, pool.Backends[i].AddrPort())
@@ -65,10 +63,7 @@ func (e *Engine) resetOrphans(ctx context.Context) {
 	if o.at = later(now.Add(min(now.Sub(o.lost)/10, maxOrphanLook)), o.rest); len(o.gone) == 0 {
 		o.at = time.Time{}
 	}
-	switch {
-	case err == nil:
-		o.failure.Cleared()
-	case o.failure.Changed(err.Error()):
+	if o.failure.Failed(err) {
 		e.options.Log.Warn("connections to dead backends are left to their clients", "error", err)
 	}
 }

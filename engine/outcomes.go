@@ -66,14 +66,12 @@ func (e *Engine) learn(ctx context.Context) {
 	switch {
 	case err != nil:
 		e.looks.at = now.Add(lookAgain)
-		if e.looks.failure.Changed(err.Error()) {
-			e.options.Log.Warn("cannot see which connections to backends fail; trying again", "error", err, "retry", lookAgain)
-		}
-		return
 	case eager:
 		e.looks.at = now.Add(lookSuspect)
 	}
-	e.looks.failure.Cleared()
+	if e.looks.failure.Failed(err) {
+		e.options.Log.Warn("cannot see which connections to backends fail; trying again", "error", err, "retry", lookAgain)
+	}
 }
 
 // askBackends connects to backends whose ejection has lasted its time, and lets the Table know.

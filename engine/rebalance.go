@@ -75,11 +75,8 @@ func (e *Engine) rebalance(ctx context.Context) {
 	n, err := e.options.Plane.CloseIdle(ctx, &dataplane.Idle{
 		Backends: backends, Choose: func(open []dataplane.Open) []int { return choose(open, pools, services) },
 	})
-	switch {
-	case err != nil && r.failure.Changed(err.Error()):
+	if r.failure.Failed(err) {
 		e.options.Log.Warn("idle connections stay with crowded backends", "error", err)
-	case err == nil:
-		r.failure.Cleared()
 	}
 	if e.round.Rebalanced = n; n > 0 {
 		e.options.Log.Info("closed idle connections of crowded backends", "connections", n)

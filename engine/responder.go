@@ -79,14 +79,12 @@ func (r *responder) read() {
 		r.file = file
 		err = a.parse(text, file)
 	}
-	if err != nil {
-		if r.failure.Changed(err.Error()) {
-			r.log.Error("cannot read what to answer to health checks; trying again", "path", r.path, "error", err)
-		}
-		return
+	if r.failure.Failed(err) {
+		r.log.Error("cannot read what to answer to health checks; trying again", "path", r.path, "error", err)
 	}
-	r.failure.Cleared()
-	r.answers.Store(a)
+	if err == nil {
+		r.answers.Store(a)
+	}
 }
 
 func (a *answers) parse(text []byte, file fs.FileInfo) error {

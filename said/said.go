@@ -26,6 +26,15 @@ func (t *Condition) Changed(text string) bool {
 	return true
 }
 
+// Failed takes in an error, or that there is none, and reports whether the error must be said.
+func (t *Condition) Failed(err error) bool {
+	if err == nil {
+		t.Cleared()
+		return false
+	}
+	return t.Changed(err.Error())
+}
+
 // Lasts reports whether something was wrong the last time.
 func (t *Condition) Lasts() bool { return t.text != "" }
 
