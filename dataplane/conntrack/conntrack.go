@@ -126,6 +126,30 @@ type looks struct {
 	conntrack *nfnetlink.Socket // theirs
 }
 
+// aside does one thing at a time, beside a caller who learns the next time what it has done.
+type aside struct {
+	sync.Mutex // held while it goes on
+
+	done int
+	err  error
+	next time.Time // it begins not earlier
+}
+
+// begin has something done, if it is time to, and returns what the last one has done. What goes on is not disturbed.
+func (a *aside) begin(do func() (int, error)) (done int, err error) {
+	if !a.TryLock() {
+		return 0, nil
+	}
+	done, err, a.done, a.err = a.done, a.err, 0, nil
+	go func() {
+		defer a.Unlock()
+		if time.Now().After(a.next) {
+			a.done, a.err = do()
+		}
+	}()
+	return done, err
+}
+
 // Sync implements dataplane.Dataplane.
 func (p *plane) Sync(ctx context.Context, s *model.State) error {
 	return p.replace(s, p.Dataplane.Sync(ctx, s))
@@ -442,8 +466,10 @@ func (v stateView) removed(at model.Key) bool {
 func (p *plane) Close() error {
 	p.lookBeside() // for what is left to forget
 	p.attempts.look()
-	p.idle.Lock() // after its look
-	defer p.idle.Unlock()
-	return errors.Join(p.orphans.close(), p.looks.conntrack.Close(), p.outcomes.Close(), p.orphans.network.Close(),
+	for _, a := range []*aside{&p.idle.aside, &p.orphans.aside} { // after their looks
+		a.Lock()
+		defer a.Unlock()
+	}
+	return errors.Join(p.orphans.closeTables(), p.looks.conntrack.Close(), p.outcomes.Close(), p.orphans.network.Close(),
 		p.traffic.close(), p.conntrack.Close(), p.Dataplane.Close())
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/google/nftables/expr"
@@ -32,11 +31,7 @@ import (
 // The kernel decides that about each reset itself: many clients ask something just when they have been idle for long. A
 // number that has become false does no harm. The tables are there during a round.
 type idle struct {
-	sync.Mutex // of a look
-
-	closed    int // by the last one
-	err       error
-	next      time.Time // look: not earlier
+	aside
 	conntrack *nfnetlink.Socket
 	network   namespace.Namespace
 	relayed   uint32               // the mark of flows that are the process's own
@@ -58,20 +53,14 @@ const (
 func (p *plane) CloseIdle(ctx context.Context, of *dataplane.Idle) (int, error) {
 	n, err := p.Dataplane.CloseIdle(ctx, of)
 	i := &p.idle
-	if !i.TryLock() {
-		return n, err
-	}
-	n, err, i.closed, i.err = n+i.closed, errors.Join(err, i.err), 0, nil
-	go func() {
-		defer i.Unlock()
-		if time.Now().After(i.next) {
-			i.err = i.network.Do(func() (err error) {
-				i.closed, err = i.close(of)
-				return err
-			})
-		}
-	}()
-	return n, err
+	closed, failed := i.begin(func() (closed int, err error) {
+		err = i.network.Do(func() (err error) {
+			closed, err = i.close(of)
+			return err
+		})
+		return closed, err
+	})
+	return n + closed, errors.Join(err, failed)
 }
 
 func (i *idle) close(of *dataplane.Idle) (closed int, err error) {

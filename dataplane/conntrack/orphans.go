@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/google/nftables/expr"
@@ -34,13 +36,8 @@ import (
 //
 // The tables are there while there are orphans. They are the socket's own, and go with the process.
 type orphans struct {
-	looking chan struct{} // closed when the look that goes on has ended; nil: there is none
-
-	// The look's, while there is one:
-	*looks
-	found   int // by it
-	err     error
-	next    time.Time // no look begins earlier
+	aside
+	looks   *looks
 	network namespace.Namespace
 	relayed uint32       // the mark of flows that are the process's own
 	ruleset *nft.Ruleset // nil: there are no tables
@@ -58,16 +55,16 @@ const (
 	orphanStays = 150 * time.Second
 	maxOrphans  = 1 << 14
 	orphanSet   = "orphans"
-	// A look at a hundred thousand flows takes 0.05 s, and 0.4 s if backends have many ports. The caller, for whom changes
-	// wait, waits for orphanPatience. After a look comes a rest, orphanRest times as long.
-	orphanPatience = 20 * time.Millisecond
-	orphanRest     = 50
+	// A look at a hundred thousand flows takes 0.05 s, and 0.4 s if backends have many ports. After a look comes a rest,
+	// orphanRest times as long.
+	orphanRest = 50
 )
 
 // ResetOrphans implements dataplane.Observed.
 func (p *plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (int, error) {
 	n, err := p.Dataplane.ResetOrphans(ctx, gone)
-	found, failed := p.orphans.seek(gone)
+	gone = maps.Clone(gone)
+	found, failed := p.orphans.begin(func() (int, error) { return p.orphans.look(gone) })
 	if failed != nil {
 		failed = fmt.Errorf("reset connections to backends that are gone: %w", failed)
 	}
@@ -75,35 +72,16 @@ func (p *plane) ResetOrphans(ctx context.Context, gone dataplane.Gone) (int, err
 	return n + found, errors.Join(err, failed)
 }
 
-// seek begins a look, if it is time to, and returns what the last one has done. A look that takes long goes on.
-func (o *orphans) seek(gone dataplane.Gone) (found int, err error) {
-	if o.looking == nil && time.Now().After(o.next) {
-		o.looking = make(chan struct{})
-		go o.look(maps.Clone(gone), o.looking)
-	}
-	if o.looking == nil {
-		return 0, nil
-	}
-	select {
-	case <-o.looking:
-		o.looking = nil
-		return o.found, o.err
-	case <-time.After(orphanPatience):
-		return 0, nil
-	}
-}
-
-func (o *orphans) look(gone dataplane.Gone, done chan<- struct{}) {
-	defer close(done)
-	o.Lock()
-	defer o.Unlock()
+func (o *orphans) look(gone dataplane.Gone) (int, error) {
+	o.looks.Lock()
+	defer o.looks.Unlock()
 	begun := time.Now()
 	found, err := o.find(gone)
 	if err == nil {
 		err = o.reset(found)
 	}
-	now := time.Now()
-	o.found, o.err, o.next = len(found), err, now.Add(orphanRest*now.Sub(begun))
+	o.next = time.Now().Add(orphanRest * time.Since(begun))
+	return len(found), err
 }
 
 // find returns the orphans that are not in the sets.
@@ -112,7 +90,7 @@ func (o *orphans) find(gone dataplane.Gone) (found []orphan, err error) {
 	if err != nil || len(gone) == 0 {
 		return nil, err
 	}
-	_, err = tracked.List(o.conntrack, func(f *tracked.Flow) bool {
+	_, err = tracked.List(o.looks.conntrack, func(f *tracked.Flow) bool {
 		_, is := gone[f.Answers]
 		who := orphan{f.From, f.Answers}
 		unheard := f.Left < renewed-silence && (f.Unheard || f.Resumed && established > renewed)
@@ -142,18 +120,16 @@ func flowsTo(backends iter.Seq[netip.AddrPort]) (filters []tracked.Filter) {
 
 // renewed is for how long a packet has a connection remembered: one that has unacknowledged data, at least, and others.
 func renewed(network namespace.Namespace) (least, established time.Duration, err error) {
-	least = time.Duration(1<<63 - 1)
+	least = math.MaxInt64
 	err = network.Do(func() error {
 		for _, timeout := range []string{"unacknowledged", "max_retrans", "established"} {
 			text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_" + timeout)
+			if err == nil {
+				established, err = time.ParseDuration(strings.TrimSpace(string(text)) + "s") // at last
+			}
 			if err != nil {
 				return err
 			}
-			var seconds int
-			if _, err := fmt.Sscan(string(text), &seconds); err != nil {
-				return err
-			}
-			established = time.Duration(seconds) * time.Second // at last
 			least = min(least, established)
 		}
 		return nil
@@ -162,7 +138,7 @@ func renewed(network namespace.Namespace) (least, established time.Duration, err
 }
 
 // reset has the next packet of each client answered by a reset. The tables go with the last orphan.
-func (o *orphans) reset(found []orphan) error {
+func (o *orphans) reset(found []orphan) (err error) {
 	now := time.Now()
 	maps.DeleteFunc(o.until, func(_ orphan, until time.Time) bool { return now.After(until) })
 	if len(found) == 0 {
@@ -172,13 +148,12 @@ func (o *orphans) reset(found []orphan) error {
 		return nil
 	}
 	if o.ruleset == nil {
-		var err error
 		o.ruleset, o.tables, err = nft.OpenOwned(o.network, "fairlead-orphans", orphanSets, resetOrphans)
-		if err != nil {
-			return err
-		}
 	}
-	if err := addFlows(o.ruleset, o.tables, found, orphanStays); err != nil {
+	if err == nil {
+		err = addFlows(o.ruleset, o.tables, found, orphanStays)
+	}
+	if err != nil {
 		return errors.Join(err, o.closeTables())
 	}
 	for _, of := range found {
@@ -247,11 +222,4 @@ func (o *orphans) closeTables() (err error) {
 	o.ruleset, o.tables = nil, nil
 	clear(o.until)
 	return err
-}
-
-func (o *orphans) close() error {
-	if o.looking != nil {
-		<-o.looking
-	}
-	return o.closeTables()
 }
