@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"fairlead.dev/fairlead/drain"
 	"fairlead.dev/fairlead/internal/cli"
@@ -61,56 +62,48 @@ func (w *waiter) run(ctx context.Context) error {
 	}
 	err := g.Wait()
 	if err != nil { // connections come for a while, even if the Service lacks the annotation
-		sleep(ctx, min(w.timeout, drain.Unconfirmed)-time.Since(began))
+		select {
+		case <-time.After(min(w.timeout, drain.Unconfirmed) - time.Since(began)):
+		case <-ctx.Done():
+		}
 	}
 	return cli.Failed(err)
 }
 
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-}
-
 // await asks until there is an answer: the agent may be restarting.
-func (w *waiter) await(ctx context.Context, host string, until time.Time) error {
+func (w *waiter) await(ctx context.Context, host string, until time.Time) (err error) {
 	const patience = 5 * time.Second // for the answer that the time is up
 	ctx, cancel := context.WithDeadline(ctx, until.Add(patience))
 	defer cancel()
 	client := http.Client{Transport: &http.Transport{Proxy: nil}} // a proxy would ask in the name of another address
-	for {
+	_ = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (done bool, _ error) {
 		url := fmt.Sprintf("http://%s%s?timeout=%s", net.JoinHostPort(host, w.port), drain.Path,
 			max(time.Until(until), time.Millisecond))
-		again, err := askDrained(ctx, &client, url)
-		if !again {
-			return err
-		}
-		if sleep(ctx, time.Second); time.Now().After(until) || ctx.Err() != nil {
-			return err
-		}
-	}
+		done, err = askDrained(ctx, &client, url)
+		return done || time.Now().After(until), nil
+	})
+	return err
 }
 
-// askDrained also says whether to ask again.
-func askDrained(ctx context.Context, client *http.Client, url string) (again bool, err error) {
+// askDrained also says whether that is the answer.
+func askDrained(ctx context.Context, client *http.Client, url string) (done bool, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return false, err
+		return true, err
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return ctx.Err() == nil, err
+		return false, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<16))
 	text := strings.TrimSpace(string(body))
 	switch {
 	case err != nil:
-		return true, err
+		return false, err
 	case response.StatusCode == http.StatusOK:
 		fmt.Println(text)
-		return false, nil
+		return true, nil
 	}
-	return response.StatusCode == http.StatusTooManyRequests, errors.New(text)
+	return response.StatusCode != http.StatusTooManyRequests, errors.New(text)
 }

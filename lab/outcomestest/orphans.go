@@ -91,11 +91,16 @@ func (r Orphans) Run(p dataplane.Dataplane) {
 		})
 		t.Logf("%s: %v after %v", c.LocalAddr(), reset, time.Since(begun))
 	}
-	for range 30 { // in which data of the stream is on its way
+	more := func() bool {
 		n, err := p.ResetOrphans(t.Context(), gone)
 		r.check(err)
 		found += n
+		return found >= len(asking)
 	}
+	for range 30 { // in which data of the stream is on its way
+		more()
+	}
+	eventually.True(t, "all are counted", more)
 	if found != len(asking) {
 		t.Errorf("%d connections were reset, not %d", found, len(asking))
 	}
