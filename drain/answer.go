@@ -1,13 +1,13 @@
 package drain
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/said"
@@ -40,24 +40,19 @@ const Path = "/drained"
 // ServeHTTP answers a pod, which is known by its address, when no node sends it new connections any more. Status 404
 // says that it is no endpoint of such a Service, 429 that too many ask, and 503 that the time is up.
 func (b *Barrier) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
+	text := cmp.Or(r.FormValue("timeout"), Timeout.String())
+	timeout, err := time.ParseDuration(text)
+	if err != nil || timeout <= 0 || timeout > maxTimeout {
+		http.Error(w, fmt.Sprintf("timeout: %q is no time up to %s", text, maxTimeout), http.StatusBadRequest)
 		return
 	}
-	timeout := Timeout
-	if text := r.FormValue("timeout"); text != "" {
-		if timeout, err = time.ParseDuration(text); err != nil || timeout <= 0 || timeout > maxTimeout {
-			http.Error(w, fmt.Sprintf("timeout: %q is no time up to %s", text, maxTimeout), http.StatusBadRequest)
-			return
-		}
-	}
+	from, _ := netip.ParseAddrPort(r.RemoteAddr) // of TCP it is one
 	pod := from.Addr().Unmap().WithZone("")
-	if !b.enter(pod) {
+	if !b.count(pod, 1) {
 		http.Error(w, "too many wait; ask again", http.StatusTooManyRequests)
 		return
 	}
-	defer b.leave(pod)
+	defer b.count(pod, -1)
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout + requestTime))
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
@@ -71,24 +66,18 @@ func (b *Barrier) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (b *Barrier) enter(pod netip.Addr) bool {
+// count counts a request of a pod that begins (1), or ends (-1). It returns false for one too many.
+func (b *Barrier) count(pod netip.Addr, n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.waits == maxWaits || b.waiting[pod] == maxWaitsOfOne {
+	if n > 0 && (b.waits == maxWaits || b.waiting[pod] == maxWaitsOfOne) {
 		return false
 	}
-	b.waits++
-	b.waiting[pod]++
-	return true
-}
-
-func (b *Barrier) leave(pod netip.Addr) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.waits--
-	if b.waiting[pod]--; b.waiting[pod] == 0 {
+	b.waits += n
+	if b.waiting[pod] += n; b.waiting[pod] == 0 {
 		delete(b.waiting, pod)
 	}
+	return true
 }
 
 var errNoEndpoint = errors.New("no Service with the annotation fairlead.dev/drain-barrier: \"true\" has this endpoint")
@@ -107,13 +96,8 @@ func (b *Barrier) await(ctx context.Context, pod netip.Addr) (verdict, error) {
 			wait(ctx, nil, settle)
 			return found, nil
 		}
-		wait(ctx, b.view().changed, leastLook)
-		switch {
-		case ctx.Err() == nil:
-		case err != nil:
-			return found, err
-		default:
-			return found, errors.New(found.String())
+		if wait(ctx, b.view().changed, leastLook); ctx.Err() != nil {
+			return found, cmp.Or(err, errors.New(found.String()))
 		}
 	}
 }
@@ -152,21 +136,16 @@ func (v verdict) drained(waited time.Duration) bool {
 }
 
 func (v verdict) String() string {
-	parts := []string{said.Count(v.confirmed, "node") + " confirmed it"}
-	for _, kind := range []struct {
-		what  string
-		nodes []string
-	}{
-		{"not confirmed by", v.silent},
-		{"still used, for want of ready endpoints, by", v.using},
-		{"without Fairlead", v.other},
-	} {
-		if len(kind.nodes) > 0 {
-			slices.Sort(kind.nodes)
-			parts = append(parts, kind.what+": "+said.List(kind.nodes))
+	text := said.Count(v.confirmed, "node") + " confirmed it"
+	add := func(what string, nodes []string) {
+		if slices.Sort(nodes); len(nodes) > 0 {
+			text += "; " + what + ": " + said.List(nodes)
 		}
 	}
-	return strings.Join(parts, "; ")
+	add("not confirmed by", v.silent)
+	add("still used, for want of ready endpoints, by", v.using)
+	add("without Fairlead", v.other)
+	return text
 }
 
 // judge compares what all living nodes confirm with what an ending pod needs.
@@ -218,8 +197,6 @@ func (b *Barrier) list(ctx context.Context, v view) (listing, error) {
 	if now.Sub(last.at) < max(leastLook, v.spread/2) {
 		return last, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTime)
-	defer cancel()
 	all, err := v.api.Confirmations(ctx)
 	if err != nil {
 		return last, err

@@ -53,7 +53,6 @@ type Barrier struct {
 
 	mu      sync.Mutex
 	now     view
-	changed chan struct{}      // now.changed
 	waiting map[netip.Addr]int // requests of each pod
 	waits   int                // in all
 
@@ -66,16 +65,16 @@ type Barrier struct {
 type view struct {
 	engine.InForce
 	node    string
-	api     API             // nil: there is none
-	changed <-chan struct{} // closed when the view is out of date
-	spread  time.Duration   // nodes/writesPerSecond
+	api     API           // nil: there is none
+	changed chan struct{} // closed when the view is out of date
+	spread  time.Duration // nodes/writesPerSecond
 }
 
 // New makes a Barrier. look has the engine's goroutine read the Table.
 func New(look func(context.Context, func(*service.Table)) error, log *slog.Logger) *Barrier {
-	b := &Barrier{look: look, log: log, waiting: map[netip.Addr]int{}}
-	b.change(func(v *view) { v.spread = manyNodes * time.Second / writesPerSecond }) // until they are counted
-	return b
+	return &Barrier{look: look, log: log, waiting: map[netip.Addr]int{}, now: view{
+		changed: make(chan struct{}), spread: manyNodes * time.Second / writesPerSecond, // until they are counted
+	}}
 }
 
 // Use has an API used in the name of a node; nil: there is none, and no other node.
@@ -102,11 +101,8 @@ func (b *Barrier) view() view {
 func (b *Barrier) change(f func(*view)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.changed != nil {
-		close(b.changed)
-	}
-	b.changed = make(chan struct{})
-	b.now.changed = b.changed
+	close(b.now.changed)
+	b.now.changed = make(chan struct{})
 	f(&b.now)
 }
 
@@ -116,23 +112,18 @@ func (b *Barrier) Run(ctx context.Context) {
 	var written, counted time.Time
 	for ctx.Err() == nil {
 		v := b.view()
-		switch news := !reflect.DeepEqual(confirmed, v.Barrier); {
-		case v.api == nil || v.Services == 0 || v.Version == 0:
+		unused := v.api == nil || v.Services == 0 || v.Version == 0
+		if unused || time.Since(written) < renewal && reflect.DeepEqual(confirmed, v.Barrier) {
 			wait(ctx, v.changed, renewal)
-			continue
-		case !news && time.Since(written) < renewal:
-			wait(ctx, v.changed, renewal-time.Since(written))
 			continue
 		}
 		if time.Since(counted) > countInterval {
 			counted = time.Now()
-			b.count(ctx, v.api)
+			b.countNodes(ctx, v.api)
 		}
 		spread := b.view().spread
 		wait(ctx, nil, max(rand.N(spread+1), max(leastPause, spread)-time.Since(written)))
-		if v = b.view(); v.api == nil {
-			continue
-		}
+		v.InForce = b.view().InForce
 		if !b.confirm(ctx, v) {
 			wait(ctx, nil, retryPause+rand.N(spread+1))
 			continue
@@ -143,8 +134,6 @@ func (b *Barrier) Run(ctx context.Context) {
 
 // confirm reports success.
 func (b *Barrier) confirm(ctx context.Context, v view) bool {
-	ctx, cancel := context.WithTimeout(ctx, requestTime)
-	defer cancel()
 	err := v.api.Confirm(ctx, v.node, kube.Confirmation{Version: v.Version, Used: v.Used, Renewed: time.Now()})
 	switch {
 	case err == nil && b.failure.Cleared():
@@ -156,8 +145,8 @@ func (b *Barrier) confirm(ctx context.Context, v view) bool {
 	return err == nil
 }
 
-// count finds out how many nodes share the writes.
-func (b *Barrier) count(ctx context.Context, api API) {
+// countNodes finds out how many nodes share the writes.
+func (b *Barrier) countNodes(ctx context.Context, api API) {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
 	if n, err := api.CountNodes(ctx); err == nil {

@@ -25,7 +25,7 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// requestTime bounds each request about an Event.
+// requestTime bounds each request about an Event, a Lease, or the condition of a pod.
 const requestTime = 10 * time.Second
 
 // write creates the object of an Event.

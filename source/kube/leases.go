@@ -30,11 +30,10 @@ const (
 	versionKey     = "fairlead.dev/programmed" // annotation: Version
 	usedKey        = "fairlead.dev/still-used" // annotation: Used, separated by commas
 	leaseName      = "fairlead-"               // and the node's name
-	leaseSeconds   = int32(15 * time.Minute / time.Second)
 )
 
 // LeaseTime is how long a Confirmation counts.
-const LeaseTime = time.Duration(leaseSeconds) * time.Second
+const LeaseTime = 15 * time.Minute
 
 // namespaceFile has the namespace of the pod in which the process runs.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -52,41 +51,37 @@ func (c *Client) Confirm(ctx context.Context, node string, says Confirmation) er
 			versionKey: strconv.FormatUint(says.Version, 10), usedKey: strings.Join(says.Used, ","),
 		}},
 		Spec: coordinationv1.LeaseSpec{
-			HolderIdentity: &node, LeaseDurationSeconds: new(leaseSeconds), RenewTime: new(metav1.NewMicroTime(says.Renewed)),
+			HolderIdentity: &node, LeaseDurationSeconds: new(int32(LeaseTime / time.Second)),
+			RenewTime: new(metav1.NewMicroTime(says.Renewed)),
 		},
 	}
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"annotations": l.Annotations}, "spec": l.Spec,
-	})
+	patch, err := json.Marshal(l)
 	if err != nil {
 		return err
 	}
 	err = c.leases.Patch(types.MergePatchType).Namespace(agentNamespace()).Resource(leasesResource).Name(leaseName + node).
-		Body(patch).Do(ctx).Error()
+		Timeout(requestTime).Body(patch).Do(ctx).Error()
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
 	l.Name, l.Labels = leaseName+node, map[string]string{confirmLabel: ""}
 	owner := metav1.OwnerReference{APIVersion: corev1.SchemeGroupVersion.String(), Kind: "Node", Name: node}
 	owner.UID, err = uidOf(ctx, c.objects.Resource(corev1.SchemeGroupVersion.WithResource(nodes)), node)
-	if err != nil {
+	if err != nil || owner.UID == "" { // nobody waits for a node that is not there, and nothing would remove its Lease
 		return err
 	}
-	if owner.UID != "" { // else nothing would remove the Lease
-		l.OwnerReferences = []metav1.OwnerReference{owner}
-	}
-	return c.leases.Post().Namespace(agentNamespace()).Resource(leasesResource).Body(&l).Do(ctx).Error()
+	l.OwnerReferences = []metav1.OwnerReference{owner}
+	return c.leases.Post().Namespace(agentNamespace()).Resource(leasesResource).Timeout(requestTime).Body(&l).Do(ctx).Error()
 }
 
 // Confirmations are those of all nodes, by name.
 func (c *Client) Confirmations(ctx context.Context) (map[string]Confirmation, error) {
 	all := map[string]Confirmation{}
 	err := c.listLeases(ctx, agentNamespace(), confirmLabel, func(l *coordinationv1.Lease) {
-		says := Confirmation{Version: number(l.Annotations[versionKey]), Renewed: l.Spec.RenewTime.Time}
-		if used := l.Annotations[usedKey]; used != "" {
-			says.Used = strings.Split(used, ",")
+		all[strings.TrimPrefix(l.Name, leaseName)] = Confirmation{
+			Version: number(l.Annotations[versionKey]), Used: strings.Split(l.Annotations[usedKey], ","),
+			Renewed: l.Spec.RenewTime.Time,
 		}
-		all[strings.TrimPrefix(l.Name, leaseName)] = says
 	})
 	return all, err
 }
@@ -105,7 +100,7 @@ func (c *Client) listLeases(ctx context.Context, namespace, label string, f func
 	var list coordinationv1.LeaseList
 	o := metav1.ListOptions{LabelSelector: label, ResourceVersion: "0"}
 	err := c.leases.Get().Namespace(namespace).Resource(leasesResource).VersionedParams(&o, metav1.ParameterCodec).
-		Do(ctx).Into(&list)
+		Timeout(requestTime).Do(ctx).Into(&list)
 	for i := range list.Items {
 		if list.Items[i].Spec.RenewTime != nil {
 			f(&list.Items[i])
