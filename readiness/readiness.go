@@ -15,10 +15,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/service"
@@ -49,8 +52,9 @@ type Gate struct {
 	Log  *slog.Logger
 	Emit func(kube.Event)
 
+	kube.PodWatch // since Open
+
 	reach   func(context.Context, netip.AddrPort) error
-	watch   kube.PodWatch
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -75,16 +79,13 @@ func (g *Gate) Open() *Gate {
 	}
 	g.asked, g.said = map[service.Name]attempt{}, said.Share{Words: words, While: time.Minute}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
-	g.watch = g.API.WatchPods(g.Node, g.changed)
+	g.PodWatch = g.API.WatchPods(g.Node, g.changed)
 	return g
 }
 
-// Watches are that of the pods.
-func (g *Gate) Watches() []kube.Watch { return g.watch.Watches() }
-
 // Close leaves all conditions as they are.
 func (g *Gate) Close() error {
-	err := g.watch.Close()
+	err := g.PodWatch.Close()
 	g.cancel()
 	g.running.Wait()
 	return err
@@ -115,7 +116,8 @@ func identity(p *kube.Pod) string { return fmt.Sprint(p.UID, p.Addrs) }
 // show returns when the condition says that all addresses were reached.
 func (g *Gate) show(ctx context.Context, p kube.Pod) {
 	began := time.Now()
-	for pause := leastPause; ; pause = min(2*pause, mostPause) {
+	pauses := wait.Backoff{Duration: leastPause, Factor: 2, Cap: mostPause, Steps: math.MaxInt32}.DelayFunc()
+	_ = pauses.Until(ctx, true, true, func(ctx context.Context) (shows bool, _ error) {
 		now := g.look(ctx, &p)
 		say := now.Is || p.Routed.Is || time.Since(began) > tolerance
 		if ctx.Err() == nil && say && now != p.Routed && g.API.SetRouted(ctx, &p, now) == nil {
@@ -123,15 +125,8 @@ func (g *Gate) show(ctx context.Context, p kube.Pod) {
 			p.Routed = now
 		}
 		g.tellMore()
-		if p.Routed == shown(&p) {
-			return
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return
-		}
-	}
+		return p.Routed == shown(&p), nil
+	})
 }
 
 // look says whether all addresses of a pod are reached.
@@ -155,11 +150,9 @@ func (g *Gate) tell(p *kube.Pod, now kube.Routed) {
 		return // it was reached at once, which takes no word
 	}
 	g.mu.Lock()
-	may := g.said.May(p.Name.Namespace, time.Now())
-	g.mu.Unlock()
-	object := "Pod " + p.Name.String()
-	switch {
-	case !may:
+	defer g.mu.Unlock()
+	switch object := "Pod " + p.Name.String(); {
+	case !g.said.May(p.Name.Namespace, time.Now()):
 	case now.Is:
 		g.Log.Info("this node reaches a pod at last", "object", object)
 	default:
@@ -171,9 +164,8 @@ func (g *Gate) tell(p *kube.Pod, now kube.Routed) {
 // tellMore says of how many there was no room to tell.
 func (g *Gate) tellMore() {
 	g.mu.Lock()
-	more, of := g.said.Withheld()
-	g.mu.Unlock()
-	if more > 0 {
+	defer g.mu.Unlock()
+	if more, of := g.said.Withheld(); more > 0 {
 		g.Log.Warn("more pods that this node does not reach, or reaches at last", "count", more, "total", of)
 	}
 }
@@ -183,13 +175,11 @@ func reach(ctx context.Context, to netip.AddrPort) error {
 	if err := findRoute(to.Addr()); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerTime)
-	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", to.String())
-	if err == nil {
+	conn, err := (&net.Dialer{Timeout: answerTime}).DialContext(ctx, "tcp", to.String())
+	switch {
+	case err == nil:
 		return conn.Close()
-	}
-	if errors.Is(err, refused) {
+	case errors.Is(err, refused):
 		return nil
 	}
 	return err
