@@ -23,9 +23,6 @@ const maxUsed = 16
 // Barrier is that of the State.
 func (t *Table) Barrier() Barrier {
 	b := Barrier{Services: len(t.barriers), Endings: t.endings}
-	if b.Services == 0 {
-		return b
-	}
 	of := map[string][]string{}
 	for name, used := range t.barriers {
 		for _, a := range used {
@@ -33,7 +30,8 @@ func (t *Table) Barrier() Barrier {
 		}
 	}
 	for namespace, all := range of {
-		if len(all) > maxUsed {
+		slices.Sort(all) // each is there once for each port
+		if all = slices.Compact(all); len(all) > maxUsed {
 			all = []string{namespace}
 		}
 		b.Used = append(b.Used, all...)
@@ -49,9 +47,7 @@ func (t *Table) keepBarrier(e named, rows *Rows) {
 		delete(t.barriers, e.name)
 		return
 	}
-	used := slices.Clone(rows.used) // each once for each port
-	slices.SortFunc(used, netip.Addr.Compare)
-	t.barriers[e.name] = slices.Compact(used)
+	t.barriers[e.name] = slices.Clone(rows.used)
 	if slices.ContainsFunc(e.slices, (*Slice).ends) {
 		t.endings++
 	}

@@ -117,7 +117,8 @@ type selection struct {
 	finest     uint64 // the largest weight that any of them may have
 	hints      hints
 	hns        bool // weights are equal, and an endpoint of an unknown node is on another one
-	health     judgement
+	known      portHealth
+	health     Health
 	slow       bool // some have less than their share
 	crowded    bool // so many do not answer that none of them is ejected
 }
@@ -129,7 +130,7 @@ func choose(v *View, service *Service, id model.PoolID, candidates []candidate) 
 		finest: finestWeight(len(service.Ports) * len(candidates)),
 	}
 	if v.Judge != nil {
-		s.health = v.Judge(service, id)
+		s.known, s.health = v.Judge(service, id)
 	}
 	for i := range candidates {
 		c := &candidates[i]

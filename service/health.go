@@ -82,13 +82,13 @@ func (t *Table) Learn(now time.Time, outcomes []model.Outcome) (watch, eager boo
 			continue
 		}
 		h := t.options.Health.of(e.service)
-		if p.decide(now, h) {
+		changed, failed := p.decide(now, h)
+		if changed {
 			t.decided = append(t.decided, named{e, owner})
 		}
 		if len(p) == 0 {
 			delete(t.ports, id)
 		}
-		failed := p.hasFailed()
 		watch, eager = watch || failed, eager || failed && h.Mode == HealthEject
 	}
 	return watch, eager

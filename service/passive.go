@@ -40,6 +40,8 @@ const (
 	// suspectFor is for how long failures count that no other one follows, watchFor for how long answers are listened for
 	// after failures that do not count.
 	suspectFor, watchFor = 10 * time.Minute, time.Minute
+	// slowSteps is how many levels there are between the trial and the full share.
+	slowSteps = 3
 )
 
 // portHealth is what is known of the backends of a Service port, of one address family: only those that have failed,
@@ -108,16 +110,6 @@ func (p portHealth) learn(now time.Time, o *model.Outcome) {
 	b.client = o.Client
 }
 
-// hasFailed reports whether there is a backend that is known for more than being new.
-func (p portHealth) hasFailed() bool {
-	for _, b := range p {
-		if !b.fresh || b.failed > 0 || b.level <= trialLevel {
-			return true
-		}
-	}
-	return false
-}
-
 // forgive has failures not count in which the first backend that answers again had its part: their cause was a common
 // one.
 func (p portHealth) forgive() {
@@ -141,8 +133,8 @@ func (b *backendHealth) answers(now time.Time) {
 func (f *failures) forget() { *f = failures{since: f.since, refused: f.refused} }
 
 // decide changes levels, and forgets backends of which nothing is left to know. It reports whether anything that shows
-// has changed.
-func (p portHealth) decide(now time.Time, h Health) (changed bool) {
+// has changed, and whether there is a backend that is known for more than being new.
+func (p portHealth) decide(now time.Time, h Health) (changed, failed bool) {
 	off := h.Mode == HealthOff || h.Mode == ""
 	for at, b := range p {
 		was := b.level
@@ -155,11 +147,12 @@ func (p portHealth) decide(now time.Time, h Health) (changed bool) {
 			b.level, b.failed = max(b.level, slowLevel), 0
 		}
 		b.step(now, h)
-		failed := b.failing
-		b.failing, b.answered = b.level == 0 || b.failed >= h.Failures, false
-		changed = changed || b.level != was || b.failing != failed
+		failing := b.level == 0 || b.failed >= h.Failures
+		changed = changed || b.level != was || b.failing != failing
+		failed = failed || !b.fresh || b.failed > 0 || b.level <= trialLevel
+		b.failing, b.answered = failing, false
 	}
-	return changed
+	return changed, failed
 }
 
 // forgotten reports whether a backend has its full share, and has had it for so long that its past does not count.
@@ -186,11 +179,9 @@ func (b *backendHealth) step(now time.Time, h Health) {
 	case b.level == trialLevel && b.failed > 0, b.failed >= h.Failures && b.condemned() && b.heard(now):
 		b.level = 0
 		b.eject(now, h)
-	case b.level == trialLevel && b.answered:
-		b.rise(now, slowLevel, h.Slow)
 	case b.level > trialLevel && b.level < fullLevel && b.until.IsZero(): // a new one
 		b.rise(now, b.level, h.Slow)
-	case b.level > trialLevel && b.level < fullLevel && timeIsUp:
+	case b.level == trialLevel && b.answered, b.level > trialLevel && b.level < fullLevel && timeIsUp:
 		b.rise(now, 2*b.level, h.Slow)
 	}
 }
@@ -200,9 +191,6 @@ func (b *backendHealth) eject(now time.Time, h Health) {
 	b.ejection = min(max(2*b.ejection, h.Time), h.MaxTime)
 	b.until = now.Add(b.ejection)
 }
-
-// slowSteps is how many levels there are between the trial and the full share.
-const slowSteps = 3
 
 func (b *backendHealth) rise(now time.Time, level uint8, slow time.Duration) {
 	if slow == 0 {
@@ -248,19 +236,14 @@ func (s *selection) consequence(c *candidate) string {
 	return c.known.String() + ", while others answered; this node gives it no new connections"
 }
 
-// judgement is what is known of the backends of a Service port, and what is to follow.
-type judgement struct {
-	portHealth
-	Health
-}
-
-func (t *Table) judge(s *Service, id model.PoolID) judgement {
-	return judgement{t.ports[id], t.options.Health.of(s)}
+// judge is what is known of the backends of a Service port, and what is to follow.
+func (t *Table) judge(s *Service, id model.PoolID) (portHealth, Health) {
+	return t.ports[id], t.options.Health.of(s)
 }
 
 // judge sets what candidates lack of their share. If more ready ones are dead than may be ejected, none is.
 func (s *selection) judge() {
-	if len(s.health.portHealth) == 0 {
+	if len(s.known) == 0 {
 		return
 	}
 	for i := range s.candidates {
@@ -268,7 +251,7 @@ func (s *selection) judge() {
 		if !c.takes(clusterPool) {
 			continue
 		}
-		if c.known = s.health.portHealth[c.AddrPort]; c.known != nil {
+		if c.known = s.known[c.AddrPort]; c.known != nil {
 			c.lacks = c.known.lacks(s.health.Mode)
 			s.slow = s.slow || c.lacks > 0 && !c.dead()
 		}
@@ -315,9 +298,6 @@ func (s *selection) answers(c *candidate) bool {
 
 // eject takes the dead ones out of a pool, unless they are too many of it.
 func (s *selection) eject(pool int) {
-	if len(s.health.portHealth) == 0 {
-		return
-	}
 	if s.tooManyDead(pool) {
 		s.crowded = true
 		return

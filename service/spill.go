@@ -23,7 +23,7 @@ func (p *spill) is() bool { return p.give > 0 }
 // spills decides about it. Endpoints that have a small share because they are new do not count: others of the zone take
 // more meanwhile.
 func (s *selection) spills() (p spill) {
-	if len(s.health.portHealth) == 0 || s.crowded || s.health.Mode != HealthEject || !s.hints.byZone() {
+	if len(s.known) == 0 || s.crowded || s.health.Mode != HealthEject || !s.hints.byZone() {
 		return p
 	}
 	var rest, others uint64 // sixteenths of weight: not ejected in this zone, and in the other zones

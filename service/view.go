@@ -133,7 +133,7 @@ type View struct {
 	// ServiceAddress reports whether an address belongs to a Service, so that no endpoint can have it.
 	ServiceAddress func(netip.Addr) bool
 	// Judge tells what is known of the backends of a Service's pool; nil: nothing is.
-	Judge func(*Service, model.PoolID) judgement
+	Judge func(*Service, model.PoolID) (portHealth, Health)
 	// Arrive takes in the endpoints of a Service's port; nil: none is compared with those before.
 	Arrive func(*Service, model.PoolID, []candidate)
 }
