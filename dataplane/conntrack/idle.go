@@ -213,9 +213,6 @@ func (i *idle) chains(f nft.Family) []nft.Chain {
 			inSet(f, askedSet, true), transport(numbers, 8, 2*n+2), note(heardSet), nft.Accept()),
 		nft.NewRule("all else", inSet(f, askedSet, true), note(usedSet)),
 	}
-	hook := func(name string, number uint32, priority int32, rules ...nft.Rule) nft.Chain {
-		return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number, Priority: priority}, Rules: rules}
-	}
 	ours := []any{nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, i.mark, 0), nft.Equals(nft.Native(i.mark))}
 	return []nft.Chain{
 		hook("ours", unix.NF_INET_LOCAL_OUT, -300, // before connection tracking
@@ -225,4 +222,8 @@ func (i *idle) chains(f nft.Family) []nft.Chain {
 		hook("prerouting", unix.NF_INET_PRE_ROUTING, 0, rules...),
 		hook("output", unix.NF_INET_LOCAL_OUT, 0, rules...),
 	}
+}
+
+func hook(name string, number uint32, priority int32, rules ...nft.Rule) nft.Chain {
+	return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number, Priority: priority}, Rules: rules}
 }

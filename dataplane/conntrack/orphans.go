@@ -76,9 +76,14 @@ func (o *orphans) look(gone dataplane.Gone) (int, error) {
 	o.looks.Lock()
 	defer o.looks.Unlock()
 	begun := time.Now()
+	maps.DeleteFunc(o.until, func(_ orphan, until time.Time) bool { return begun.After(until) })
 	found, err := o.find(gone)
-	if err == nil {
+	switch {
+	case err != nil:
+	case len(found) > 0:
 		err = o.reset(found)
+	case len(o.until) == 0:
+		err = o.closeTables()
 	}
 	o.next = time.Now().Add(orphanRest * time.Since(begun))
 	return len(found), err
@@ -137,16 +142,8 @@ func renewed(network namespace.Namespace) (least, established time.Duration, err
 	return least, established, err
 }
 
-// reset has the next packet of each client answered by a reset. The tables go with the last orphan.
+// reset has the next packet of each client answered by a reset.
 func (o *orphans) reset(found []orphan) (err error) {
-	now := time.Now()
-	maps.DeleteFunc(o.until, func(_ orphan, until time.Time) bool { return now.After(until) })
-	if len(found) == 0 {
-		if len(o.until) == 0 {
-			return o.closeTables()
-		}
-		return nil
-	}
 	if o.ruleset == nil {
 		o.ruleset, o.tables, err = nft.OpenOwned(o.network, "fairlead-orphans", orphanSets, resetOrphans)
 	}
@@ -157,7 +154,7 @@ func (o *orphans) reset(found []orphan) (err error) {
 		return errors.Join(err, o.closeTables())
 	}
 	for _, of := range found {
-		o.until[of] = now.Add(orphanStays)
+		o.until[of] = time.Now().Add(orphanStays)
 	}
 	return nil
 }
@@ -209,10 +206,7 @@ func orphanSets(f nft.Family) []*nft.Set {
 // resetOrphans answer a packet of a client, which has its backend's address by now.
 func resetOrphans(f nft.Family) []nft.Chain {
 	rule := nft.NewRule("reset", fromClient(), inSet(f, orphanSet, false), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
-	hook := func(name string, number uint32) nft.Chain {
-		return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number}, Rules: []nft.Rule{rule}}
-	}
-	return []nft.Chain{hook("forward", unix.NF_INET_FORWARD), hook("output", unix.NF_INET_LOCAL_OUT)}
+	return []nft.Chain{hook("forward", unix.NF_INET_FORWARD, 0, rule), hook("output", unix.NF_INET_LOCAL_OUT, 0, rule)}
 }
 
 func (o *orphans) closeTables() (err error) {
