@@ -30,10 +30,9 @@ func (p *Proxy) ResetOrphans(gone dataplane.Gone) (n int) {
 func (p *Proxy) CloseIdle(of *dataplane.Idle) (n int) {
 	var open []dataplane.Open
 	var connections []any
-	now := time.Now()
 	for c, l := range p.legs.Range {
 		if l := l.(leg); of.Backends[l.to] {
-			idle := now.Sub(time.Unix(0, c.(*connection).Used()))
+			idle := time.Since(time.Unix(0, c.(*connection).Used()))
 			open = append(open, dataplane.Open{Service: l.service, Backend: l.to, Idle: idle})
 			connections = append(connections, c)
 		}
