@@ -40,12 +40,10 @@ func (p *Plane) Outcomes(ctx context.Context, answered bool, f func(model.Outcom
 	switch {
 	case f == nil:
 		p.told.close()
-		return err
-	case p.sets == nil:
-		return err
-	}
-	if more := p.outcomes(answered, f); more != nil {
-		err = errors.Join(err, fmt.Errorf("ebpf: read outcomes: %w", more))
+	case p.sets != nil:
+		if more := p.outcomes(answered, f); more != nil {
+			err = errors.Join(err, fmt.Errorf("ebpf: read outcomes: %w", more))
+		}
 	}
 	return err
 }
@@ -53,15 +51,13 @@ func (p *Plane) Outcomes(ctx context.Context, answered bool, f func(model.Outcom
 func (p *Plane) outcomes(answered bool, f func(model.Outcome)) (err error) {
 	t := &p.told
 	if t.of != p.sets {
-		if err := p.openTold(); err != nil {
-			return err
-		}
+		err = p.openTold()
 	}
-	if err := p.tellAnswers(answered); err != nil {
+	if err == nil {
+		err = p.tellAnswers(answered)
+	}
+	if err != nil || t.AvailableBytes() == 0 {
 		return err
-	}
-	if t.AvailableBytes() == 0 {
-		return nil
 	}
 	var record ringbuf.Record
 	for range t.BufferSize() { // programs may tell more meanwhile, for ever
