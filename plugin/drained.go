@@ -40,7 +40,8 @@ func waitDrainedCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return w.run(c.Context()) },
 	}
 	f := c.Flags()
-	f.StringSliceVar(&w.hosts, "host", nil,
+	comma := func(r rune) bool { return r == ',' }
+	f.StringSliceVar(&w.hosts, "host", strings.FieldsFunc(os.Getenv("HOST_IP"), comma),
 		"the node's address, or one of each family: status.hostIP or status.hostIPs (default: $HOST_IP)")
 	f.StringVar(&w.port, "port", "10256", "port of healthzBindAddress")
 	f.DurationVar(&w.timeout, "timeout", drain.Timeout,
@@ -49,9 +50,6 @@ func waitDrainedCommand() *cobra.Command {
 }
 
 func (w *waiter) run(ctx context.Context) error {
-	if len(w.hosts) == 0 {
-		w.hosts = strings.FieldsFunc(os.Getenv("HOST_IP"), func(r rune) bool { return r == ',' })
-	}
 	if len(w.hosts) == 0 || w.timeout <= 0 {
 		return cli.Misused(errors.New("--host or $HOST_IP has to name the node's address, and --timeout a time"))
 	}
