@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -92,12 +91,9 @@ func (w *healthWriter) confirm(context.Context) {
 	}
 }
 
-// write replaces the file. It has no secrets, and the responder is another user.
+// write replaces the file. It has no secrets, and the responder is another user. Its directory is that of the control socket.
 func (r healthRecord) write(path string) error {
 	text, err := json.Marshal(r)
-	if err == nil {
-		err = os.MkdirAll(filepath.Dir(path), 0o755)
-	}
 	if err == nil {
 		err = os.WriteFile(path+".new", text, 0o644)
 	}

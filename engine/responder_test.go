@@ -16,7 +16,7 @@ import (
 // TestResponder_form: an agent and a responder of another version have the same file.
 func TestResponder_form(t *testing.T) {
 	const form = `{"maxAge":60000000000,"healthy":true,"rows":"health 192.0.2.1:32123 shop/web local 2\n"}`
-	path := filepath.Join(t.TempDir(), "run", "health-checks")
+	path := filepath.Join(t.TempDir(), "health-checks")
 	programmed := func() (Status, bool) { return Status{LastProgrammed: time.Now()}, true }
 	w := healthWriter{health: programmed, file: HealthFile{Path: path, MaxAge: time.Minute}}
 	at := netip.MustParseAddrPort("192.0.2.1:32123")
