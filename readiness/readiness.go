@@ -97,7 +97,6 @@ func (g *Gate) changed(name service.Name, p *kube.Pod) {
 	if known && (p == nil || a.pod != identity(p)) {
 		a.cancel()
 		delete(g.asked, name)
-		known = false
 	}
 	if p == nil || p.Routed == shown(p) || known && a.ctx.Err() == nil {
 		return

@@ -157,13 +157,10 @@ func (p portHealth) decide(now time.Time, h Health) (changed, failed bool) {
 
 // forgotten reports whether a backend has its full share, and has had it for so long that its past does not count.
 func (b *backendHealth) forgotten(now time.Time) bool {
-	if b.level < fullLevel {
-		return false
-	}
 	if b.failed > 0 {
-		return now.Sub(b.last) > suspectFor
+		return b.level == fullLevel && now.Sub(b.last) > suspectFor
 	}
-	return !now.Before(b.until) && now.Sub(b.last) > watchFor
+	return b.level == fullLevel && !now.Before(b.until) && now.Sub(b.last) > watchFor
 }
 
 // step changes the level of a backend, if it is time to.
