@@ -20,6 +20,7 @@ const (
 	// 12,500 nodes can write at most: see writesPerSecond.
 	Timeout    = 25 * time.Second
 	maxTimeout = 10 * time.Minute
+	answerTime = 10 * time.Second // until a pod has taken its answer
 	// maxWaits leaves connections of the listener to others, and has room for all pods of a node.
 	maxWaits      = 200
 	maxWaitsOfOne = 2
@@ -32,10 +33,9 @@ const (
 	heartbeat = time.Minute
 	// Unconfirmed is how long nodes are waited for that confirm nothing, as by a preStop hook that sleeps.
 	Unconfirmed = 15 * time.Second
+	// Path is where pods ask.
+	Path = "/drained"
 )
-
-// Path is where pods ask.
-const Path = "/drained"
 
 // ServeHTTP answers a pod, which is known by its address, when no node sends it new connections any more. Status 404
 // says that it is no endpoint of such a Service, 429 that too many ask, and 503 that the time is up.
@@ -53,7 +53,7 @@ func (b *Barrier) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer b.count(pod, -1)
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout + requestTime))
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout + answerTime))
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
 	switch found, err := b.await(ctx, pod); {

@@ -27,7 +27,7 @@ import (
 	"fairlead.dev/fairlead/source/kube"
 )
 
-// API is what a kube.Client does.
+// API is what a kube.Client does, in bounded time.
 type API interface {
 	Confirm(ctx context.Context, node string, says kube.Confirmation) error
 	Confirmations(context.Context) (map[string]kube.Confirmation, error)
@@ -42,7 +42,6 @@ const (
 	renewal         = 5 * time.Minute // of a Lease without news
 	countInterval   = 10 * time.Minute
 	retryPause      = 10 * time.Second
-	requestTime     = 10 * time.Second
 )
 
 // Barrier confirms what this node's kernel has, and answers pods. It is an engine.Observer.
@@ -119,7 +118,9 @@ func (b *Barrier) Run(ctx context.Context) {
 		}
 		if time.Since(counted) > countInterval {
 			counted = time.Now()
-			b.countNodes(ctx, v.api)
+			if n, err := v.api.CountNodes(ctx); err == nil {
+				b.change(func(v *view) { v.spread = time.Duration(n) * time.Second / writesPerSecond })
+			}
 		}
 		spread := b.view().spread
 		wait(ctx, nil, max(rand.N(spread+1), max(leastPause, spread)-time.Since(written)))
@@ -145,22 +146,11 @@ func (b *Barrier) confirm(ctx context.Context, v view) bool {
 	return err == nil
 }
 
-// countNodes finds out how many nodes share the writes.
-func (b *Barrier) countNodes(ctx context.Context, api API) {
-	ctx, cancel := context.WithTimeout(ctx, requestTime)
-	defer cancel()
-	if n, err := api.CountNodes(ctx); err == nil {
-		b.change(func(v *view) { v.spread = time.Duration(n) * time.Second / writesPerSecond })
-	}
-}
-
 // wait returns when changed is closed, or after a time.
 func wait(ctx context.Context, changed <-chan struct{}, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
 	case <-changed:
-	case <-t.C:
+	case <-time.After(d):
 	case <-ctx.Done():
 	}
 }

@@ -35,12 +35,9 @@ const (
 // LeaseTime is how long a Confirmation counts.
 const LeaseTime = 15 * time.Minute
 
-// namespaceFile has the namespace of the pod in which the process runs.
-const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
-
-// agentNamespace is where all agents of a cluster have their Leases.
+// agentNamespace is where all agents of a cluster have their Leases: that of the pod in which the process runs.
 func agentNamespace() string {
-	text, _ := os.ReadFile(namespaceFile) // there is none outside a pod
+	text, _ := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace") // there is none outside a pod
 	return cmp.Or(strings.TrimSpace(string(text)), metav1.NamespaceSystem)
 }
 
@@ -110,4 +107,8 @@ func (c *Client) listLeases(ctx context.Context, namespace, label string, f func
 }
 
 // CountNodes asks how many nodes there are.
-func (c *Client) CountNodes(ctx context.Context) (int, error) { return countNodes(ctx, c.objects) }
+func (c *Client) CountNodes(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
+	return countNodes(ctx, c.objects)
+}
