@@ -190,24 +190,21 @@ type listing struct {
 }
 
 // list asks the API server, unless it was asked not long ago.
-func (b *Barrier) list(ctx context.Context, v view) (listing, error) {
+func (b *Barrier) list(ctx context.Context, v view) (last listing, err error) {
 	b.listing.Lock()
 	defer b.listing.Unlock()
-	last, now := b.listed, time.Now()
-	if now.Sub(last.at) < max(leastLook, v.spread/2) {
+	now := time.Now()
+	if last = b.listed; now.Sub(last.at) < max(leastLook, v.spread/2) {
 		return last, nil
 	}
-	all, err := v.api.Confirmations(ctx)
-	if err != nil {
-		return last, err
-	}
-	if now.Sub(last.beat) > retryPause {
-		if last.heartbeats, err = v.api.Heartbeats(ctx); err != nil {
-			return last, err
-		}
+	last.at = now
+	last.confirmations, err = v.api.Confirmations(ctx)
+	if err == nil && now.Sub(last.beat) > retryPause {
 		last.beat = now
+		last.heartbeats, err = v.api.Heartbeats(ctx)
 	}
-	last.confirmations, last.at = all, now
-	b.listed = last
-	return last, nil
+	if err == nil {
+		b.listed = last
+	}
+	return last, err
 }

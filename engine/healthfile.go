@@ -91,7 +91,7 @@ func (w *healthWriter) confirm(context.Context) {
 	}
 }
 
-// write replaces the file. It has no secrets, and the responder is another user. Its directory is that of the control socket.
+// write replaces the file. It has no secrets, the responder is another user, and the control socket is beside it.
 func (r healthRecord) write(path string) error {
 	text, err := json.Marshal(r)
 	if err == nil {
