@@ -101,7 +101,7 @@ func (p portHealth) learn(now time.Time, o *model.Outcome) {
 	if b.last = now; now.Sub(b.answer) < contradicted {
 		return
 	}
-	if b.since.IsZero() {
+	if b.failed == 0 && b.level > trialLevel { // else it says since when it is ejected
 		b.since = now
 	}
 	b.failed++
@@ -124,9 +124,6 @@ func (p portHealth) forgive() {
 func (b *backendHealth) answers(now time.Time) {
 	b.answered, b.answer = true, now
 	b.forget()
-	if b.level > trialLevel { // else it says since when it is ejected
-		b.since = time.Time{}
-	}
 }
 
 // forget leaves what people are told.
@@ -194,9 +191,6 @@ func (b *backendHealth) rise(now time.Time, level uint8, slow time.Duration) {
 		level = fullLevel
 	}
 	b.level, b.until = level, now.Add(slow/slowSteps)
-	if b.failed == 0 {
-		b.since = time.Time{}
-	}
 	if level == fullLevel { // for so long another ejection takes longer
 		b.until, b.fresh = now.Add(2*b.ejection), false
 	}
