@@ -164,8 +164,7 @@ func (m memories) check(what string, p dataplane.Handover, want []dataplane.Sess
 	wrong := 0
 	for _, one := range want {
 		is := got[client{one.Pool, one.Client}]
-		const still = 20 * time.Second // a busy machine may stand still meanwhile
-		if away := is.Until.Sub(one.Until).Abs(); is.Backend != one.Backend || away > still {
+		if away := is.Until.Sub(one.Until).Abs(); is.Backend != one.Backend || away > 3*time.Second {
 			if wrong++; wrong <= 5 {
 				m.Errorf("%s: %s of %s is at %s for %s more, not at %s for %s", what, one.Client, one.Pool,
 					is.Backend, time.Until(is.Until), one.Backend, time.Until(one.Until))
