@@ -24,7 +24,7 @@ func TestExcluded_looking(t *testing.T) {
 		close(begins)
 	}()
 	eventually.True(t, "a plane waits", func() bool {
-		free := s.looking.TryRLock() // which fails as soon as somebody waits
+		free := s.looking.TryRLock() // which fails as soon as a writer waits
 		if free {
 			s.looking.RUnlock()
 		}

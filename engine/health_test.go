@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -25,9 +25,10 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// freeAddress is a local address and port that is unused, and probably stays so: others listen at 127.0.0.1.
+// freeAddress is a local address and port that is unused, and probably stays so: other processes listen elsewhere.
 func freeAddress(t *testing.T) netip.AddrPort {
-	host := netip.AddrFrom4([4]byte{127, byte(rand.IntN(256)), byte(rand.IntN(256)), byte(2 + rand.IntN(250))})
+	pid := os.Getpid()
+	host := netip.AddrFrom4([4]byte{127, byte(pid >> 8), byte(pid), 2})
 	l, err := net.Listen("tcp", netip.AddrPortFrom(host, 0).String())
 	if err != nil {
 		t.Fatal(err)

@@ -135,7 +135,7 @@ type aside struct {
 	next time.Time // it begins not earlier
 }
 
-// begin has something done, if it is time to, and returns what the last one has done. What goes on is not disturbed.
+// begin has something done, if it is time to, and returns what the last one has done. It leaves what goes on alone.
 func (a *aside) begin(do func() (int, error)) (done int, err error) {
 	if !a.TryLock() {
 		return 0, nil

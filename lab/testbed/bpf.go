@@ -19,7 +19,7 @@ import (
 // as the file is open in this process.
 func BPFFS() (f *os.File, path string, err error) { return detached("bpf") }
 
-// MountBPFFS mounts such a file system for commands of the node that start from now on, and for nobody else. It is gone
+// MountBPFFS mounts such a file system for commands of the node that start from now on alone. It is gone
 // when they and the bed are, however this process ends.
 func (b *Bed) MountBPFFS(dir string) error {
 	h, err := b.host(Node)

@@ -64,10 +64,12 @@ func (c *Client) Confirm(ctx context.Context, node string, says Confirmation) er
 	l.Name, l.Labels = leaseName+node, map[string]string{confirmLabel: ""}
 	owner := metav1.OwnerReference{APIVersion: corev1.SchemeGroupVersion.String(), Kind: "Node", Name: node}
 	owner.UID, err = uidOf(ctx, c.objects.Resource(corev1.SchemeGroupVersion.WithResource(nodes)), node)
-	if err != nil || owner.UID == "" { // nobody waits for a node that is not there
+	if err != nil {
 		return err
 	}
-	l.OwnerReferences = []metav1.OwnerReference{owner}
+	if owner.UID != "" { // else nothing would remove the Lease
+		l.OwnerReferences = []metav1.OwnerReference{owner}
+	}
 	return c.leases.Post().Namespace(agentNamespace()).Resource(leasesResource).Timeout(requestTime).Body(&l).
 		Do(ctx).Error()
 }

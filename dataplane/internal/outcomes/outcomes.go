@@ -164,8 +164,8 @@ func outcome(f nft.Family, key []byte, r model.Result) model.Outcome {
 }
 
 // chains are those of a table. A packet to this machine that comes over its loopback interface has passed postrouting.
-// What tells nothing passes one rule: a connection's first packet, which is not confirmed yet, and those of one that is
-// assured.
+// One rule lets pass what tells nothing: a connection's first packet, which is not confirmed yet, and those of one that
+// is assured.
 func chains(f nft.Family) []nft.Chain {
 	hook := func(name string, number uint32, unless ...any) nft.Chain {
 		const priority = 0 // where tables filter
