@@ -96,11 +96,11 @@ func (l *lab) judge() {
 // shortest is the time that is not short. The test kernel and its proxies need as much to start.
 const shortest = 5 * time.Minute
 
-// spend adds rounds where something is undecided, until nothing is, or the time is over.
-func (l *lab) spend(ctx context.Context, until time.Time) error {
+// spend adds rounds where something is undecided, until nothing is, or the time is over. It ends with a stage.
+func (l *lab) spend(ctx context.Context, until time.Time, last stage) error {
 	defer func() { l.until = time.Time{} }()
 	short := time.Until(until) < shortest
-	for l.stage = look; l.stage <= rest; l.stage++ {
+	for l.stage = look; l.stage <= last; l.stage++ {
 		if l.stage == published && short {
 			continue
 		}

@@ -46,6 +46,7 @@ type Site struct {
 
 	workers workers
 	rested  time.Time // see rest
+	updates int       // see updatePort
 
 	dir     string   // of the kubeconfig and the control socket
 	program []string // is Fairlead

@@ -71,10 +71,15 @@ func proxies(all []Contender) (some []Contender) {
 }
 
 // The pods of a Service that changes.
-const (
-	oldPod, newPod = "update-old", "update-new"
-	updatePort     = 9000
-)
+const oldPod, newPod = "update-old", "update-new"
+
+// updatePort is a port of the pods that no turn before has had. kube-proxy ipvs keeps what it has removed in a list for
+// minutes. A backend that comes back meanwhile is not removed a second time.
+func (s *Site) updatePort() uint16 {
+	const first, ports = 9000, 10_000
+	s.updates++
+	return uint16(first + s.updates%ports)
+}
 
 // update is a Service that is added to a Site, changed and removed again.
 type update struct {
@@ -85,9 +90,9 @@ type update struct {
 
 func updateTurn(ctx context.Context, s *Site) (f Figures, err error) {
 	u := &update{Site: s, service: s.service(s.Services), slice: s.slice(s.Services)}
-	u.slice.Ports[0].Port = new(int32(updatePort))
+	port := testbed.PodPort{Protocol: model.TCP, Port: s.updatePort()}
+	u.slice.Ports[0].Port = new(int32(port.Port))
 	defer func() { err = errors.Join(err, u.undo()) }()
-	port := testbed.PodPort{Protocol: model.TCP, Port: updatePort}
 	for _, name := range []string{oldPod, newPod} {
 		if _, err := s.Bed.AddPod(ctx, testbed.PodSpec{Name: name, Ports: []testbed.PodPort{port}}); err != nil {
 			return nil, err
