@@ -29,8 +29,8 @@ const (
 	settle = 1200 * time.Millisecond
 	// leastLook is between two looks at the Leases, of all pods together.
 	leastLook = 250 * time.Millisecond
-	// heartbeat is for how long a node lives without one: a kubelet renews its Lease every ten seconds.
-	heartbeat = time.Minute
+	// confirmed is for how long an agent lives that has confirmed something, whatever its node's kubelet does.
+	confirmed = time.Minute
 	// Unconfirmed is how long nodes are waited for that confirm nothing, as by a preStop hook that sleeps.
 	Unconfirmed = 15 * time.Second
 	// Path is where pods ask.
@@ -168,10 +168,10 @@ func (b *Barrier) judge(ctx context.Context, e service.Ending) (found verdict, e
 		}
 	}
 	check(v.node, kube.Confirmation{Version: v.Version, Used: v.Used})
-	for node, beat := range l.heartbeats {
+	for node, until := range l.living {
 		says, known := l.confirmations[node]
 		switch {
-		case node == v.node || l.at.Sub(beat) > heartbeat:
+		case node == v.node || l.at.After(until) && l.at.Sub(says.Renewed) > confirmed:
 		case !known || l.at.Sub(says.Renewed) > kube.LeaseTime:
 			found.other = append(found.other, node)
 		default:
@@ -184,9 +184,9 @@ func (b *Barrier) judge(ctx context.Context, e service.Ending) (found verdict, e
 // listing is what the API server said.
 type listing struct {
 	confirmations map[string]kube.Confirmation
-	heartbeats    map[string]time.Time
+	living        map[string]time.Time // until when
 	at            time.Time
-	beat          time.Time // when the heartbeats were listed
+	livingAt      time.Time // when those were listed
 }
 
 // list asks the API server, unless it was asked not long ago.
@@ -199,9 +199,9 @@ func (b *Barrier) list(ctx context.Context, v view) (last listing, err error) {
 	}
 	last.at = now
 	last.confirmations, err = v.api.Confirmations(ctx)
-	if err == nil && now.Sub(last.beat) > retryPause {
-		last.beat = now
-		last.heartbeats, err = v.api.Heartbeats(ctx)
+	if err == nil && now.Sub(last.livingAt) > retryPause {
+		last.livingAt = now
+		last.living, err = v.api.LivingUntil(ctx)
 	}
 	if err == nil {
 		b.listed = last

@@ -31,7 +31,7 @@ import (
 type API interface {
 	Confirm(ctx context.Context, node string, says kube.Confirmation) error
 	Confirmations(context.Context) (map[string]kube.Confirmation, error)
-	Heartbeats(context.Context) (map[string]time.Time, error)
+	LivingUntil(context.Context) (map[string]time.Time, error)
 	CountNodes(context.Context) (int, error)
 }
 

@@ -29,7 +29,7 @@ type server struct {
 	writes []time.Time
 	lists  int
 	says   map[string]kube.Confirmation
-	beats  map[string]time.Time
+	living  map[string]time.Time
 	broken error
 }
 
@@ -52,13 +52,13 @@ func (s *server) Confirmations(context.Context) (map[string]kube.Confirmation, e
 	return all, s.broken
 }
 
-func (s *server) Heartbeats(context.Context) (map[string]time.Time, error) {
+func (s *server) LivingUntil(context.Context) (map[string]time.Time, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := map[string]time.Time{}
-	for node, at := range s.beats {
-		if all[node] = at; at.IsZero() {
-			all[node] = time.Now()
+	for node, until := range s.living {
+		if all[node] = until; until.IsZero() {
+			all[node] = time.Now().Add(time.Minute)
 		}
 	}
 	return all, s.broken
@@ -82,7 +82,7 @@ func newNode(t *testing.T, nodes int) *node {
 		t.Fatal(err)
 	}
 	n := &node{t: t, table: table, server: &server{
-		nodes: nodes, says: map[string]kube.Confirmation{}, beats: map[string]time.Time{"own": {}},
+		nodes: nodes, says: map[string]kube.Confirmation{}, living: map[string]time.Time{"own": {}},
 	}}
 	n.Barrier = New(func(_ context.Context, f func(*service.Table)) error {
 		n.mu.Lock()
@@ -126,10 +126,12 @@ func (n *node) hears(version uint64, endpoints ...string) {
 func (n *node) other(name string, says kube.Confirmation) {
 	n.server.mu.Lock()
 	defer n.server.mu.Unlock()
-	says.Renewed = time.Now()
+	if says.Renewed.IsZero() {
+		says.Renewed = time.Now()
+	}
 	n.server.says[name] = says
-	if _, known := n.server.beats[name]; !known {
-		n.server.beats[name] = time.Time{}
+	if _, known := n.server.living[name]; !known {
+		n.server.living[name] = time.Time{}
 	}
 }
 
@@ -146,11 +148,11 @@ func (s *server) fail(err error) {
 	s.broken = err
 }
 
-// beat has a kubelet be heard for the last time; zero: it goes on.
-func (s *server) beat(node string, at time.Time) {
+// lives has a node count as living until then; zero: it goes on.
+func (s *server) lives(node string, until time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.beats[node] = at
+	s.living[node] = until
 }
 
 // asks sends the answer that pod 10.244.0.1 gets, and when.
@@ -196,13 +198,19 @@ func TestBarrier_answers(t *testing.T) {
 		}},
 		{"no Fairlead", "", "200 after 16 s: drained: 1 node confirmed it; without Fairlead: b", func(n *node) {
 			n.hears(10, "-10.244.0.1", "10.244.0.2")
-			n.server.beat("b", time.Time{})
+			n.server.lives("b", time.Time{})
 		}},
 		{"dead", "", "200 after 1 s: drained: 1 node confirmed it", func(n *node) {
 			n.hears(10, "-10.244.0.1", "10.244.0.2")
-			n.other("a", kube.Confirmation{Version: 9})
-			n.server.beat("a", time.Now().Add(-2*heartbeat))
+			n.other("a", kube.Confirmation{Version: 9, Renewed: time.Now().Add(-2 * time.Minute)})
+			n.server.lives("a", time.Now().Add(-time.Second))
 		}},
+		{"without kubelet", "?timeout=3s", "503 after 3 s: not drained within 3s: 1 node confirmed it; not confirmed by: a",
+			func(n *node) {
+				n.hears(10, "-10.244.0.1", "10.244.0.2")
+				n.other("a", kube.Confirmation{Version: 9})
+				n.server.lives("a", time.Now().Add(-time.Hour))
+			}},
 		{"no endpoint", "", "404 after 0 s: no Service", func(n *node) { n.hears(10, "10.244.0.2") }},
 		{"goes on", "?timeout=2s", "503 after 2 s: not drained within 2s: this node has not heard", func(n *node) {
 			n.hears(10, "10.244.0.1")

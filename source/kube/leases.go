@@ -86,11 +86,18 @@ func (c *Client) Confirmations(ctx context.Context) (map[string]Confirmation, er
 	return all, err
 }
 
-// Heartbeats are when each node's kubelet was last heard.
-func (c *Client) Heartbeats(ctx context.Context) (map[string]time.Time, error) {
+// LivingUntil is when the kubelet of each node will have been silent for so long that the node is taken for dead. A
+// kubelet renews its Lease four times in the Lease's duration, which nodeLeaseDurationSeconds sets: in 40 seconds.
+func (c *Client) LivingUntil(ctx context.Context) (map[string]time.Time, error) {
+	const renewals, ordinary = 6, 40
 	all := map[string]time.Time{}
 	err := c.listLeases(ctx, corev1.NamespaceNodeLease, "", func(l *coordinationv1.Lease) {
-		all[l.Name] = l.Spec.RenewTime.Time
+		lasts := int32(ordinary)
+		if l.Spec.LeaseDurationSeconds != nil {
+			lasts = max(lasts, *l.Spec.LeaseDurationSeconds)
+		}
+		interval := time.Duration(lasts) * time.Second / 4
+		all[l.Name] = l.Spec.RenewTime.Add(renewals * interval)
 	})
 	return all, err
 }
