@@ -34,7 +34,7 @@ const publishedLabel = "published, on other machines"
 // orNone says that no figure was published, as far as is known, if there is none.
 func (g group) orNone(columns int) group {
 	if len(g.Rows) == 0 {
-		g.Rows = []exhibitRow{{Name: "no figure is known", Cells: slices.Repeat([]exhibitCell{{Value: "–"}}, columns)}}
+		g.Rows = []exhibitRow{{Name: "no figure is known", Cells: slices.Repeat([]exhibitCell{{Value: noFigure}}, columns)}}
 	}
 	return g
 }
@@ -50,6 +50,9 @@ type exhibitRow struct {
 	values []float64 // by column; NaN: none
 	who    study.Contender
 }
+
+// noFigure is in a cell that has none.
+const noFigure = "–"
 
 // exhibitCell is a figure, and what it is times that of direct access.
 type exhibitCell struct{ Value, Ratio string }
@@ -204,7 +207,7 @@ func publishedRow(t []Published, sizes []int) exhibitRow {
 	for _, n := range sizes {
 		i := slices.IndexFunc(t, func(p Published) bool { return p.Size == n })
 		if i < 0 {
-			row.add(exhibitCell{Value: "–"}, 0, false)
+			row.add(exhibitCell{Value: noFigure}, 0, false)
 			continue
 		}
 		row.add(exhibitCell{Value: quantity(t[i].Unit, t[i].Value)}, t[i].Value, true)
@@ -237,7 +240,7 @@ func (s *Statistics) missing(t turns) string {
 	if slices.ContainsFunc(s.rows[t], func(r study.Row) bool { return r.Failed != "" }) {
 		return "failed"
 	}
-	return "–"
+	return noFigure
 }
 
 // unsized has a column for each figure that can be better or worse.
@@ -292,7 +295,7 @@ func (s *Statistics) beside() exhibit {
 		who := study.Contender{Name: p.whose(), Kind: study.Peer, Plane: strings.TrimPrefix(p.whose(), "kube-proxy ")}
 		row := exhibitRow{Name: p.whose(), Class: class(who), Source: p.origin()}
 		for i := range columns {
-			row.Cells = append(row.Cells, exhibitCell{Value: map[bool]string{true: times(p.Value), false: "–"}[i == of]})
+			row.Cells = append(row.Cells, exhibitCell{Value: map[bool]string{true: times(p.Value), false: noFigure}[i == of]})
 		}
 		published.Rows = append(published.Rows, row)
 	}
@@ -328,10 +331,17 @@ func noteOf(f study.Figure) string {
 // short is the ratio, or the figure if there is none.
 func (c exhibitCell) short() string { return cmp.Or(c.Ratio, c.Value) }
 
-// table is an exhibit for Markdown and terminals: of some groups and columns.
+// table is an exhibit for Markdown and terminals: of some groups, and of some of the columns that have figures there.
 func (e exhibit) table(groups func(group) bool, most int, cell func(exhibitCell) string) table {
 	t := table{Title: e.Title, Note: e.Note, Head: []string{""}}
-	columns := some(len(e.Columns), most)
+	var columns []int
+	for i := range e.Columns {
+		has := func(r exhibitRow) bool { return r.Cells[i].Value != noFigure }
+		if slices.ContainsFunc(e.Groups, func(g group) bool { return groups(g) && slices.ContainsFunc(g.Rows, has) }) {
+			columns = append(columns, i)
+		}
+	}
+	columns = some(columns, most)
 	for _, i := range columns {
 		t.Head = append(t.Head, e.Columns[i])
 	}
@@ -351,10 +361,11 @@ func (e exhibit) table(groups func(group) bool, most int, cell func(exhibitCell)
 	return t
 }
 
-// some are at most so many of n, the first and the last among them.
-func some(n, most int) (kept []int) {
+// some are at most so many of all, the first and the last among them.
+func some(all []int, most int) (kept []int) {
+	n := len(all)
 	for i := range min(n, most) {
-		kept = append(kept, i*max(n-1, 1)/max(min(n, most)-1, 1))
+		kept = append(kept, all[i*max(n-1, 1)/max(min(n, most)-1, 1)])
 	}
 	return kept
 }

@@ -140,7 +140,7 @@ func (b *board) column(s *Statistics, a aspect) {
 	for i := range b.Kernels {
 		for j, c := range cells[i] {
 			if c.relative != all[first].relative {
-				c = score{Text: "–"} // the other cells are relative to direct access
+				c = score{Text: noFigure} // the other cells are relative to direct access
 			}
 			c.write(write)
 			b.Kernels[i].Rows[j].Cells = append(b.Kernels[i].Rows[j].Cells, c)
