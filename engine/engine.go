@@ -569,7 +569,7 @@ func (e *Engine) failed(ctx context.Context, err error) {
 // delay is how long the next Sync waits after an error. A change that is refused again and again, and is programmed
 // between, shall not have it called all the time.
 func (e *Engine) delay(partial bool) time.Duration {
-	if !e.synced.IsZero() && time.Since(e.synced) >= calm {
+	if !e.partial && !e.synced.IsZero() && time.Since(e.synced) >= calm {
 		e.backoff = 0
 	}
 	e.backoff = min(max(2*e.backoff, minBackoff), maxBackoff)

@@ -767,6 +767,26 @@ func (p partialPlane) Apply(ctx context.Context, s *model.State, c model.Change)
 	return p.state(p.Dataplane.Apply(ctx, s, c))
 }
 
+// A row that is refused after a long time of success is tried again ever more rarely, too.
+func TestEngine_partialLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		var broken atomic.Bool
+		var calls atomic.Int64
+		r.start(func(o *Options) { o.Plane = partialPlane{o.Plane, &broken, &calls} })
+		r.send(web(1, "10.244.0.1"))
+		bubble.Pass(2 * calm)
+		broken.Store(true)
+		before := calls.Load()
+		r.send(web(2, "10.244.0.1"))
+		bubble.Pass(100 * time.Second)
+		if n := calls.Load() - before; n < 3 || n > 20 {
+			t.Errorf("%d calls of Sync in 100 s", n)
+		}
+		r.stop()
+	})
+}
+
 // A row that cannot be in force holds up neither the changes of others nor /healthz, and is tried again.
 func TestEngine_partial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
