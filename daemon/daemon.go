@@ -180,6 +180,7 @@ func (d *Daemon) open(c *config.Config) (err error) {
 func (d *Daemon) startPlane(c *config.Config) (err error) {
 	d.plane = handover.New(handover.Options{
 		Drivers: drivers(), Choose: d.chooser(), DrainTime: drainTime, Log: d.log, Cleared: d.node.planeCleared,
+		Bulk: d.node.bulk,
 	})
 	if d.planeSettings, err = d.atStart(c); err != nil || d.planeSettings.name == autoPlane {
 		return err

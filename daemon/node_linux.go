@@ -64,6 +64,9 @@ func (n *node) close() (err error) {
 
 func (n *node) changes() <-chan dataplane.ExternalChange { return n.external.Changes() }
 
+// bulk is called before very many rows are programmed.
+func (n *node) bulk() (end func()) { return n.external.Pause() }
+
 // connector is for the engine. The sockets belong to the node's network namespace.
 func (n *node) connector() func(context.Context, netip.AddrPort) bool {
 	return func(ctx context.Context, backend netip.AddrPort) bool {

@@ -25,6 +25,7 @@ func (*Daemon) takeOver(context.Context)                        {}
 func (*Daemon) takeOverOnce(context.Context) error              { return nil }
 func (*node) close() error                                      { return nil }
 func (*node) changes() <-chan dataplane.ExternalChange          { return nil }
+func (*node) bulk() (end func())                                { return func() {} }
 func (*node) planeBegins()                                      {}
 func (*node) planeCleared(*handover.Plane)                      {}
 func (*Daemon) whyServes(string) string                         { return "" }

@@ -76,6 +76,23 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+// While it pauses, the kernel tells nothing of nf_tables.
+func TestWatch_pause(t *testing.T) {
+	t.Parallel()
+	nstest.Run(t, func(t *testing.T) {
+		w := open(t)
+		first, second := w.Pause(), w.Pause()
+		run(t, "nft", "add", "table", "ip", "fairlead-1")
+		second()
+		run(t, "nft", "add", "table", "ip", "fairlead-2")
+		first()
+		run(t, "nft", "add", "table", "ip", "fairlead-3")
+		if f := w.next(t); f.What != "added table ip fairlead-3" {
+			t.Errorf("%+v", f)
+		}
+	})
+}
+
 // The Watch does not report changes by this process, of whatever thread, nor changes of other programs' own tables.
 func TestWatch_ownChanges(t *testing.T) {
 	t.Parallel()

@@ -69,7 +69,9 @@ type Options struct {
 	Cleared func(*Plane)
 	// DrainTime is for how long connections may need what another plane has left.
 	DrainTime time.Duration
-	Log       *slog.Logger
+	// Bulk is called before very many rows are programmed at once, and end afterwards. nil: nothing is.
+	Bulk func() (end func())
+	Log  *slog.Logger
 }
 
 // Handover is the data plane of a node. The loop calls the methods of Dataplane; Switch and Replace are for one other
@@ -97,6 +99,9 @@ func New(o Options) *Handover {
 	}
 	if o.Cleared == nil {
 		o.Cleared = func(*Plane) {}
+	}
+	if o.Bulk == nil {
+		o.Bulk = func() func() { return func() {} }
 	}
 	return &Handover{Dataplane: none{}, options: o}
 }
@@ -179,7 +184,16 @@ func (h *Handover) Sync(ctx context.Context, s *model.State) error {
 	}
 	h.InForce().served = true
 	h.learnEarlier(ctx, s)
-	return h.synced(ctx, s, h.Dataplane.Sync(ctx, s))
+	return h.synced(ctx, s, h.hold(ctx, h.Dataplane, s))
+}
+
+// hold has a plane hold the rows of s.
+func (h *Handover) hold(ctx context.Context, p dataplane.Dataplane, s *model.State) error {
+	const many = 10_000
+	if len(s.Frontends) >= many {
+		defer h.options.Bulk()()
+	}
+	return p.Sync(ctx, s)
 }
 
 // Repair implements dataplane.Dataplane.

@@ -201,7 +201,7 @@ func (w *switching) now(ctx context.Context) (now *model.State, err error) {
 
 func (w *switching) sync(ctx context.Context, s *model.State) error {
 	w.to.served = true
-	if err := w.tolerate(&w.partial, w.to.Sync(ctx, s)); err != nil {
+	if err := w.tolerate(&w.partial, w.hold(ctx, w.to, s)); err != nil {
 		return fmt.Errorf("program the new data plane: %w", err)
 	}
 	w.did(Progress{Step: Programmed, Frontends: len(s.Frontends), Pools: len(s.Pools), Err: w.partial})
