@@ -19,7 +19,7 @@ import (
 //	a flow ends ── event ──► ended ─┐
 //	flows that go on ── list ───────┴► of each destination and backend
 //
-// The event makes a connection some four percent dearer, so that traffic is counted only with the connections of each
+// The event makes a connection some percent dearer, so that traffic is counted only with the connections of each
 // backend. Events that are lost when very many flows end at once are missing in the sums.
 type traffic struct {
 	watch *tracked.Watch

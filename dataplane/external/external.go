@@ -105,7 +105,7 @@ func (w *Watch) Close() {
 }
 
 func (w *Watch) listen(what string, protocol int, handle func(syscall.NetlinkMessage), groups ...uint) error {
-	s, err := nfnetlink.Subscribe(protocol, buffer, groups...)
+	s, err := nfnetlink.Subscribe(protocol, unix.SOCK_NONBLOCK, buffer, groups...)
 	if err != nil {
 		return fmt.Errorf("subscribe to %s: %w", what, err)
 	}

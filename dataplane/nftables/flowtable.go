@@ -88,7 +88,7 @@ func watchDevices() (f *flows, err error) {
 	if f.network, err = namespace.Here(); err != nil {
 		return nil, err
 	}
-	if f.changes, err = nfnetlink.Subscribe(unix.NETLINK_ROUTE, buffer, unix.RTNLGRP_LINK); err == nil {
+	if f.changes, err = nfnetlink.Subscribe(unix.NETLINK_ROUTE, 0, buffer, unix.RTNLGRP_LINK); err == nil {
 		f.routes, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 	}
 	if err != nil {

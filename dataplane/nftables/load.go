@@ -145,33 +145,49 @@ func (t *table) expectedSlots() (all map[uint32]int, ask bool) {
 	return all, total >= t.askFrom && !t.unsure
 }
 
-// askSlots asks until no slot of a pool is there any more: sizes are rounded up, and may be anything if another program
-// wrote them.
+// askSlots asks for the slots of many pools at a time, and of each until there is none any more: sizes are rounded up, and
+// may be anything if another program wrote them.
 func (t *table) askSlots(c *nfnetlink.Socket, all map[uint32]int) (map[uint32]packed, error) {
-	const atOnce = 512 // the answers have to fit into the buffer of the socket
-	found := map[uint32]packed{}
+	const atOnce = 256 // twice as many answers have to fit into the buffer of the socket
+	found, lists := map[uint32]packed{}, map[uint32][]netip.AddrPort{}
+	var keys [][]byte
+	ask := func() error {
+		err := t.Ask(c, slots, keys, func(e nft.Element) {
+			number, i := binary.NativeEndian.Uint32(e.Key), int(binary.NativeEndian.Uint32(e.Key[4:]))
+			list := lists[number]
+			list = slices.Grow(list, max(0, i+1-len(list)))[:max(len(list), i+1)]
+			list[i], _ = nft.DecodeBackend(e.Data)
+			lists[number] = list
+		})
+		keys = keys[:0]
+		return err
+	}
+	settle := func() {
+		for number, list := range lists {
+			found[number] = pack(list)
+		}
+		clear(lists)
+	}
 	for number, n := range all {
-		var list []netip.AddrPort
-		for from, last := 0, -1; from < n && last < len(list); from += atOnce {
-			last = len(list)
-			var keys [][]byte
+		for from, last := 0, -1; from < n && last < len(lists[number]); from += atOnce {
+			last = len(lists[number])
 			for i := from; i < min(n, from+atOnce); i++ {
 				keys = append(keys, slotKey(number, i))
 			}
-			err := t.Ask(c, slots, keys, func(e nft.Element) {
-				i := int(binary.NativeEndian.Uint32(e.Key[4:]))
-				list = slices.Grow(list, max(0, i+1-len(list)))[:max(len(list), i+1)]
-				list[i], _ = nft.DecodeBackend(e.Data)
-			})
-			if err != nil {
+			if len(keys) < atOnce {
+				continue
+			}
+			if err := ask(); err != nil {
 				return nil, err
 			}
 		}
-		if len(list) > 0 {
-			found[number] = pack(list)
+		if len(keys) == 0 {
+			settle()
 		}
 	}
-	return found, nil
+	err := ask()
+	settle()
+	return found, err
 }
 
 const (

@@ -7,9 +7,10 @@ import (
 )
 
 // Subscribe opens a socket, in the network namespace of the calling thread, to which the kernel sends what it tells
-// groups of a netlink protocol. Datagrams wait in a buffer of so many bytes.
-func Subscribe(protocol, buffer int, groups ...uint) (*os.File, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+// groups of a netlink protocol. Datagrams wait in a buffer of so many bytes. Of the flags SOCK_NONBLOCK lets goroutines
+// wait at the file.
+func Subscribe(protocol, flags, buffer int, groups ...uint) (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|flags, protocol)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}

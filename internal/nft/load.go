@@ -188,35 +188,39 @@ func (t *Table) elements(s *Set, reset func(), f func(Element)) nfnetlink.Reques
 	return l
 }
 
-// Ask calls f for the elements of keys, as far as they are there; for some of them several times.
+// Ask calls f for the elements of keys, as far as they are there. The kernel answers in the order of the keys, and ends at
+// the first one that it lacks.
 func (t *Table) Ask(c *nfnetlink.Socket, set int, keys [][]byte, f func(Element)) error {
 	var others []Element
 	s := t.Sets[set]
-	r := t.elements(s, nil, func(e Element) {
-		if f(e); s.Counts != nil && e.Counts != s.Counts(e.Data) {
-			others = append(others, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data)})
+	for len(keys) > 0 {
+		answered := 0
+		r := t.elements(s, nil, func(e Element) {
+			if f(e); s.Counts != nil && e.Counts != s.Counts(e.Data) {
+				others = append(others, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data)})
+			}
+		})
+		element := r.Each
+		r.Each = func(attrs []byte) { answered++; element(attrs) }
+		list := r.Filter.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		for _, key := range keys {
+			element, k := r.Filter.Open(unix.NFTA_LIST_ELEM), r.Filter.Open(unix.NFTA_SET_ELEM_KEY)
+			r.Filter.Bytes(unix.NFTA_DATA_VALUE, key)
+			r.Filter.Close(k)
+			r.Filter.Close(element)
 		}
-	})
-	list := r.Filter.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	for _, key := range keys {
-		element, k := r.Filter.Open(unix.NFTA_LIST_ELEM), r.Filter.Open(unix.NFTA_SET_ELEM_KEY)
-		r.Filter.Bytes(unix.NFTA_DATA_VALUE, key)
-		r.Filter.Close(k)
-		r.Filter.Close(element)
+		r.Filter.Close(list)
+		err := c.Do(r)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		if err == nil {
+			break
+		}
+		keys = keys[min(answered+1, len(keys)):]
 	}
-	r.Filter.Close(list)
-	err := c.Do(r)
-	half := len(keys) / 2
-	switch {
-	case err == nil:
-		t.recount(set, others)
-		return nil
-	case !errors.Is(err, unix.ENOENT): // else the kernel has ended at the first one that it lacks
-		return err
-	case half == 0:
-		return nil
-	}
-	return errors.Join(t.Ask(c, set, keys[:half], f), t.Ask(c, set, keys[half:], f))
+	t.recount(set, others)
+	return nil
 }
 
 // filledByPackets reports whether rules add elements.

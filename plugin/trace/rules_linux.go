@@ -26,7 +26,7 @@ type rules struct {
 // watchRules needs CAP_NET_ADMIN and Linux 5.12.
 func watchRules(q Question) (*rules, error) {
 	const buffer = 1 << 20
-	events, err := nfnetlink.Subscribe(unix.NETLINK_NETFILTER, buffer, unix.NFNLGRP_NFTRACE)
+	events, err := nfnetlink.Subscribe(unix.NETLINK_NETFILTER, unix.SOCK_NONBLOCK, buffer, unix.NFNLGRP_NFTRACE)
 	if err != nil {
 		return nil, err
 	}
