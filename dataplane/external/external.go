@@ -69,7 +69,7 @@ func Open() (*Watch, error) {
 func (w *Watch) Changes() <-chan dataplane.ExternalChange { return w.changes }
 
 // Pause has the kernel tell nothing of nf_tables until resume was called as often. It spends more time on telling of an
-// element than on adding it: two microseconds. What other programs change meanwhile is found by the next audit.
+// element than on adding it: two microseconds. The next audit finds changes by other programs.
 func (w *Watch) Pause() (resume func()) {
 	w.pause(1, unix.NETLINK_DROP_MEMBERSHIP)
 	return func() { w.pause(-1, unix.NETLINK_ADD_MEMBERSHIP) }

@@ -60,7 +60,7 @@ func NewWatch(to Event) (*Watch, error) {
 // Next waits for a while, and passes the flows of that time to f, which may not keep them. After ErrMissed it may be
 // called again.
 //
-// Nothing waits at the socket itself: to wake a process costs a connection more than to tell of it.
+// No goroutine waits at the socket itself: to wake a process costs a connection more than to tell of it.
 func (w *Watch) Next(f func(*Flow)) error {
 	select {
 	case <-w.closing:

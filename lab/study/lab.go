@@ -162,7 +162,7 @@ func (l *lab) measureAll(ctx context.Context) error {
 	if l.TestKernel == "" || !l.lacksIPVS() || time.Until(until) < shortest {
 		return l.spend(ctx, until, l.last)
 	}
-	// What published conclusions wait for comes first on both kernels.
+	// Cells that published conclusions wait for come first, on both kernels.
 	for _, last := range []stage{published, rest} {
 		if err := l.spend(ctx, time.Now().Add(time.Until(until)/2), last); err != nil {
 			return err
