@@ -175,7 +175,7 @@ func (w *world) tries() []try {
 }
 
 func (w *world) probe(t try) (string, error) {
-	o, err := w.bed.Probe(w.Context(), testbed.Probe{From: t.from, To: t.to, Protocol: t.protocol, Timeout: 5 * time.Second})
+	o, err := w.bed.Probe(w.Context(), testbed.Probe{From: t.from, To: t.to, Protocol: t.protocol, Timeout: 15 * time.Second})
 	return o.String(), err
 }
 

@@ -222,7 +222,7 @@ func served(t *testing.T, bed *testbed.Bed) {
 		{testbed.Node, model.TCP, "10.96.0.10:81", testbed.Refused},
 		{"pod-a", model.TCP, "192.0.2.1:30080", testbed.Answered},
 	} {
-		p := testbed.Probe{From: c.from, Protocol: c.protocol, To: netip.MustParseAddrPort(c.to), Timeout: 5 * time.Second}
+		p := testbed.Probe{From: c.from, Protocol: c.protocol, To: netip.MustParseAddrPort(c.to), Timeout: 15 * time.Second}
 		if o, err := bed.Probe(t.Context(), p); err != nil || o.Result != c.want {
 			t.Errorf("%s to %s/%s: %s (%v); want %s", c.from, c.to, c.protocol, o, err, c.want)
 		}

@@ -34,8 +34,8 @@ func TestIPVS_drain(t *testing.T) {
 		run     func(*drain)
 	}{
 		"goes when its connection has ended":       {ipvs.Options{}, (*drain).ends},
-		"goes when its time is over":               {ipvs.Options{DrainTimeout: 2 * time.Second}, (*drain).timesOut},
-		"its time goes on during repairs":          {ipvs.Options{DrainTimeout: 2 * time.Second}, (*drain).timesOutRepaired},
+		"goes when its time is over":               {ipvs.Options{DrainTimeout: 5 * time.Second}, (*drain).timesOut},
+		"its time goes on during repairs":          {ipvs.Options{DrainTimeout: 5 * time.Second}, (*drain).timesOutRepaired},
 		"comes back":                               {ipvs.Options{}, (*drain).comesBack},
 		"a port that is used again":                {ipvs.Options{}, (*drain).portUsedAgain},
 		"a process that is killed":                 {ipvs.Options{}, (*drain).restarts},
@@ -218,7 +218,7 @@ func (d *drain) serviceGone() {
 	d.audit()
 	flow.answers("pod-a")
 	o, err := d.bed.Probe(d.Context(), testbed.Probe{
-		From: testbed.Outside, To: netip.MustParseAddrPort(d.text("203.0.113.10:80")), Protocol: model.TCP, Timeout: time.Second,
+		From: testbed.Outside, To: netip.MustParseAddrPort(d.text("203.0.113.10:80")), Protocol: model.TCP, Timeout: 15 * time.Second,
 	})
 	if err != nil || o.Result != testbed.Refused {
 		d.Errorf("a new connection: %s, %v", o, err)
@@ -344,7 +344,7 @@ func (d *drain) hostPorts() {
 				}
 			}
 		}
-		if o := d.hostPort(testbed.Outside, "192.0.2.1:"+port, protocol, time.Second); o.Result != testbed.Answered {
+		if o := d.hostPort(testbed.Outside, "192.0.2.1:"+port, protocol, 15*time.Second); o.Result != testbed.Answered {
 			d.Errorf("the node's own address, port %s/%s: %s", port, protocol, o)
 		}
 	}
@@ -385,7 +385,11 @@ func TestIPVS_untracked(t *testing.T) {
 					"10.96.0.99:6443": testbed.TimedOut,
 					"192.0.2.1:6443":  testbed.Answered,
 				} {
-					if o := d.hostPort(from, to, model.TCP, time.Second/2); o.Result != want {
+					limit := 15 * time.Second
+					if want == testbed.TimedOut {
+						limit = time.Second / 2
+					}
+					if o := d.hostPort(from, to, model.TCP, limit); o.Result != want {
 						t.Errorf("%s to %s: %s; want %s", from, to, o, want)
 					}
 				}
@@ -605,7 +609,7 @@ func (f *drainFlow) answers(pod string) {
 
 func (f *drainFlow) asks() {
 	f.Helper()
-	if err := f.SetWriteDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := f.SetWriteDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		f.Error(err)
 	}
 	if _, err := f.Write([]byte("?\n")); err != nil {
@@ -615,7 +619,7 @@ func (f *drainFlow) asks() {
 
 func (f *drainFlow) reads(pod string) {
 	f.Helper()
-	if err := f.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := f.SetReadDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		f.Error(err)
 	}
 	line, err := f.lines.ReadString('\n')
@@ -627,7 +631,7 @@ func (f *drainFlow) reads(pod string) {
 // fails asks, and expects a refusal.
 func (f *drainFlow) fails() {
 	f.Helper()
-	if err := f.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := f.SetDeadline(time.Now().Add(eventually.Patience())); err != nil {
 		f.Error(err)
 	}
 	_, err := f.Write([]byte("?\n"))

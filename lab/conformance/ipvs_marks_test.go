@@ -71,7 +71,7 @@ func TestIPVS_marks(t *testing.T) {
 func (d *drain) masqueraded(to string) {
 	d.Helper()
 	o, err := d.bed.Probe(d.Context(), testbed.Probe{
-		From: "client", To: netip.MustParseAddrPort(d.text(to)), Protocol: model.TCP, Timeout: time.Second,
+		From: "client", To: netip.MustParseAddrPort(d.text(to)), Protocol: model.TCP, Timeout: 15 * time.Second,
 	})
 	node := netip.MustParseAddrPort(d.text("192.0.2.1:80")).Addr()
 	if err != nil || o.Result != testbed.Answered || o.Source != node {

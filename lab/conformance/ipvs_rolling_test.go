@@ -16,6 +16,7 @@ import (
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
 	"fairlead.dev/fairlead/lab/conformance"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/model"
@@ -197,11 +198,12 @@ func (r *rollout) connect(port int) (answer string, err error) {
 			return err
 		}
 		defer unix.Close(fd)
-		limit := unix.Timeval{Usec: 900_000} // less than it takes to send a packet that was lost again
+		limit := unix.Timeval{Usec: 900_000} // less than it takes to send a SYN that was lost again
+		patience := unix.NsecToTimeval(eventually.Patience().Nanoseconds())
 		for _, err := range []error{
 			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 			unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
-			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience),
 			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit),
 			unix.Bind(fd, from),
 			uninterrupted(func() error { return unix.Connect(fd, to) }),
