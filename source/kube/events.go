@@ -23,11 +23,10 @@ import (
 
 // Limits of what Events cost the API server. A storm of them is cut, and what was cut is counted.
 const (
-	maxQueued    = 1000 // that wait to be written
-	maxRemember  = 500  // that are counted when they come again; of both a namespace has its share
-	eventBurst   = 25   // written at once
-	maxNote      = 1024 // bytes; the API allows no more
-	flushTime    = 2 * time.Second
+	maxQueued    = 1000             // that wait to be written
+	maxRemember  = 500              // that are counted when they come again; of both a namespace has its share
+	eventBurst   = 25               // written at once
+	maxNote      = 1024             // bytes; the API allows no more
 	rememberTime = 10 * time.Minute // an Event that comes later is a new one
 	speakers     = 10               // nodes, on average, that write what every node finds
 	maxSpread    = time.Minute      // within which they do
@@ -121,7 +120,7 @@ func (e *Events) Emit(event Event) {
 func (e *Events) Close() {
 	e.close.Do(func() {
 		close(e.closing)
-		late := time.AfterFunc(flushTime, e.cancel)
+		late := time.AfterFunc(e.timing.flush, e.cancel)
 		<-e.done
 		late.Stop()
 		e.cancel()

@@ -78,6 +78,7 @@ type timing struct {
 	backoff  time.Duration // before the first retry; doubles up to maxBackoff
 	series   time.Duration // between two counts of a repeated Event
 	spread   time.Duration // between what two nodes say of the same, on average, if all did
+	flush    time.Duration // until Events that are left at the end are given up
 }
 
 // maxBackoff is between half and twice of what a retry waits for at most. It is much shorter than client-go's: a node
@@ -96,6 +97,7 @@ func defaultTiming() timing {
 		backoff:  500 * time.Millisecond,
 		series:   time.Minute,
 		spread:   100 * time.Millisecond,
+		flush:    2 * time.Second,
 	}
 }
 
