@@ -86,7 +86,7 @@ func wrap(wrapped dataplane.New, others bool, carries func(netip.Addr) bool) dat
 			outcomes: outcomes.Watch{Network: network},
 		}
 		if r, ok := inner.(rulesetReader); ok {
-			p.outcomes.Changed = r.RulesetChanged
+			p.outcomes.Changed, p.orphans.changed, p.idle.changed = r.RulesetChanged, r.RulesetChanged, r.RulesetChanged
 		}
 		p.beside.reset()
 		if c.Counters == dataplane.PerBackend && !p.others {
@@ -130,9 +130,10 @@ type looks struct {
 type aside struct {
 	sync.Mutex // held while it goes on
 
-	done int
-	err  error
-	next time.Time // it begins not earlier
+	changed func() // see outcomes.Watch
+	done    int
+	err     error
+	next    time.Time // it begins not earlier
 }
 
 // begin has something done, if it is time to, and returns what the last one has done. It leaves what goes on alone.
@@ -141,11 +142,13 @@ func (a *aside) begin(do func() (int, error)) (done int, err error) {
 		return 0, nil
 	}
 	done, err, a.done, a.err = a.done, a.err, 0, nil
+	if time.Now().Before(a.next) {
+		a.Unlock()
+		return done, err
+	}
 	go func() {
 		defer a.Unlock()
-		if time.Now().After(a.next) {
-			a.done, a.err = do()
-		}
+		a.done, a.err = do()
 	}()
 	return done, err
 }

@@ -83,7 +83,7 @@ func (i *idle) close(of *dataplane.Idle) (closed int, err error) {
 	if len(all) == 0 {
 		return 0, nil
 	}
-	ruleset, tables, err := nft.OpenOwned(i.network, "fairlead-idle", idleSets, i.chains)
+	ruleset, tables, err := nft.Owner{Network: i.network, Changed: i.changed}.Open("fairlead-idle", idleSets, i.chains)
 	if err != nil {
 		return 0, err
 	}

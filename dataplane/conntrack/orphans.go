@@ -145,7 +145,8 @@ func renewed(network namespace.Namespace) (least, established time.Duration, err
 // reset has the next packet of each client answered by a reset.
 func (o *orphans) reset(found []orphan) (err error) {
 	if o.ruleset == nil {
-		o.ruleset, o.tables, err = nft.OpenOwned(o.network, "fairlead-orphans", orphanSets, resetOrphans)
+		o.ruleset, o.tables, err = nft.Owner{Network: o.network, Changed: o.changed}.
+			Open("fairlead-orphans", orphanSets, resetOrphans)
 	}
 	if err == nil {
 		err = addFlows(o.ruleset, o.tables, found, orphanStays)

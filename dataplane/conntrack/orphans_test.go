@@ -11,6 +11,7 @@ import (
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/lab/outcomestest"
 	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/model"
 )
 
 func TestOrphans(t *testing.T) { testOrphans(t, outcomestest.Orphans.Run) }
@@ -24,7 +25,13 @@ func testOrphans(t *testing.T, run func(outcomestest.Orphans, dataplane.Dataplan
 		for _, snat := range []string{"never", "always"} {
 			t.Run(name+" snat "+snat, func(t *testing.T) {
 				t.Parallel()
-				bed := outcomestest.NewOrphansBed(t, false)
+				bed, read := outcomestest.NewOrphansBed(t, false), 0
+				c := dataplane.Config{Fault: func(operation string) error {
+					if operation == name+" list" {
+						read++
+					}
+					return nil
+				}}
 				var p dataplane.Dataplane
 				err := bed.Do(testbed.Node, func() (err error) {
 					if snat == "always" { // an idle connection is forgotten as soon as one that is not acknowledged
@@ -33,7 +40,7 @@ func testOrphans(t *testing.T, run func(outcomestest.Orphans, dataplane.Dataplan
 							return err
 						}
 					}
-					p, err = conntrack.Wrap(newPlane)(dataplane.Config{})
+					p, err = conntrack.Wrap(newPlane)(c)
 					return err
 				})
 				if err != nil {
@@ -47,6 +54,10 @@ func testOrphans(t *testing.T, run func(outcomestest.Orphans, dataplane.Dataplan
 				run(outcomestest.Orphans{
 					TB: t, Bed: bed, SNAT: snat, From: []testbed.Place{testbed.Node, "client", testbed.Outside},
 				}, p)
+				read = 0
+				if _, err := p.Audit(t.Context(), model.NewState(), dataplane.Quick); err != nil || read > 0 {
+					t.Errorf("after the process has changed tables of its own, the audit has read %d tables, %v", read, err)
+				}
 			})
 		}
 	}

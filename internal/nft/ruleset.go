@@ -17,8 +17,9 @@ import (
 //	plane ─ Commit ─► kernel: generation 7, 8, 9 ─ Foreign: 9 less the plane's own ─► has another program been here?
 type Ruleset struct {
 	*nfnetlink.Socket
-	inject func(operation string) error
-	own    atomic.Uint32
+	inject  func(operation string) error
+	changed func() // may be nil
+	own     atomic.Uint32
 }
 
 // Open opens that of the calling thread's network namespace. Inject is called before each transaction.
@@ -30,17 +31,24 @@ func Open(inject func(operation string) error) (*Ruleset, error) {
 	return Over(s, inject), nil
 }
 
-// OpenOwned opens tables of both families in a namespace that are the socket's own: the kernel deletes them with it.
-func OpenOwned(
-	in namespace.Namespace, name string, sets func(Family) []*Set, chains func(Family) []Chain,
+// Owner opens tables that are a socket's own: the kernel deletes them with it.
+type Owner struct {
+	Network namespace.Namespace
+	Changed func() // is called after each transaction; may be nil
+}
+
+// Open opens those of both families.
+func (o Owner) Open(
+	name string, sets func(Family) []*Set, chains func(Family) []Chain,
 ) (r *Ruleset, tables []*Table, err error) {
-	err = in.Do(func() (err error) {
+	err = o.Network.Do(func() (err error) {
 		r, err = Open(func(string) error { return nil })
 		return err
 	})
 	if err != nil {
 		return nil, nil, err
 	}
+	r.changed = o.Changed
 	tx := &Transaction{}
 	for _, f := range Families {
 		t := NewTable(Table{Family: f, Name: name, Owned: true, Sets: sets(f), Tx: tx})
@@ -92,7 +100,11 @@ func (r *Ruleset) Send(tx *Transaction, steps []Step) error {
 }
 
 // Count counts a transaction of the plane that was made by another socket.
-func (r *Ruleset) Count() { r.own.Add(1) }
+func (r *Ruleset) Count() {
+	if r.own.Add(1); r.changed != nil {
+		r.changed()
+	}
+}
 
 // Retry commits what steps appends to a transaction. Elements that packets have added go by themselves and come again:
 // while the kernel says that one is missing, or there already, steps is asked anew.

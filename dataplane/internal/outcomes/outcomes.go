@@ -50,7 +50,7 @@ const (
 // Watch is what the kernel tells of a network namespace, from the first Take on. It needs CAP_NET_ADMIN and Linux 5.12.
 type Watch struct {
 	Network namespace.Namespace
-	Changed func() // is called after each change of the ruleset that it makes; may be nil
+	Changed func() // is called after each transaction in nf_tables; may be nil
 
 	ruleset *nft.Ruleset // nil: there are no tables
 	tables  []*nft.Table
@@ -81,8 +81,7 @@ func (w *Watch) Take(answers bool, f func(model.Outcome)) error {
 func (w *Watch) take(answers bool, f func(model.Outcome)) (err error) {
 	if w.ruleset == nil {
 		w.seen = map[string]struct{}{}
-		w.ruleset, w.tables, err = nft.OpenOwned(w.Network, tableName, sets, chains)
-		w.changed(err)
+		w.ruleset, w.tables, err = nft.Owner{Network: w.Network, Changed: w.Changed}.Open(tableName, sets, chains)
 	}
 	if err == nil && answers != w.answers {
 		err = w.tellAnswers(answers)
@@ -130,15 +129,7 @@ func (w *Watch) tellAnswers(tell bool) error {
 		}
 	}
 	w.answers = tell
-	err := w.ruleset.Send(tx, tx.Steps)
-	w.changed(err)
-	return err
-}
-
-func (w *Watch) changed(err error) {
-	if err == nil && w.Changed != nil {
-		w.Changed()
-	}
+	return w.ruleset.Send(tx, tx.Steps)
 }
 
 // sets are one for each model.Result.
