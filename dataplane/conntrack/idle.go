@@ -215,15 +215,11 @@ func (i *idle) chains(f nft.Family) []nft.Chain {
 	}
 	ours := []any{nft.LoadMeta(expr.MetaKeyMARK, 0), nft.Bits(0, i.mark, 0), nft.Equals(nft.Native(i.mark))}
 	return []nft.Chain{
-		hook("ours", unix.NF_INET_LOCAL_OUT, -300, // before connection tracking
+		nft.FilterChain("ours", unix.NF_INET_LOCAL_OUT, -300, // before connection tracking
 			nft.NewRule("not to a client that is active", ours, nft.IsProtocol(unix.IPPROTO_TCP), f.Load(f.Destination, 0),
 				nft.LoadPort(n), f.Load(f.Source, n+1), transport(0, 2, 2*n+1), nft.In(usedSet), nft.Drop()),
 			nft.NewRule("untracked", ours, &expr.Notrack{})),
-		hook("prerouting", unix.NF_INET_PRE_ROUTING, 0, rules...),
-		hook("output", unix.NF_INET_LOCAL_OUT, 0, rules...),
+		nft.FilterChain("prerouting", unix.NF_INET_PRE_ROUTING, 0, rules...),
+		nft.FilterChain("output", unix.NF_INET_LOCAL_OUT, 0, rules...),
 	}
-}
-
-func hook(name string, number uint32, priority int32, rules ...nft.Rule) nft.Chain {
-	return nft.Chain{Name: name, Hook: &nft.Hook{Kind: "filter", Number: number, Priority: priority}, Rules: rules}
 }

@@ -207,7 +207,9 @@ func orphanSets(f nft.Family) []*nft.Set {
 // resetOrphans answer a packet of a client, which has its backend's address by now.
 func resetOrphans(f nft.Family) []nft.Chain {
 	rule := nft.NewRule("reset", fromClient(), inSet(f, orphanSet, false), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
-	return []nft.Chain{hook("forward", unix.NF_INET_FORWARD, 0, rule), hook("output", unix.NF_INET_LOCAL_OUT, 0, rule)}
+	return []nft.Chain{
+		nft.FilterChain("forward", unix.NF_INET_FORWARD, 0, rule), nft.FilterChain("output", unix.NF_INET_LOCAL_OUT, 0, rule),
+	}
 }
 
 func (o *orphans) closeTables() (err error) {

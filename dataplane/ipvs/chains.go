@@ -85,8 +85,7 @@ func forgedEnd() nft.Rule {
 }
 
 func inputAfterIPVS(rule nft.Rule) nft.Chain {
-	hook := &nft.Hook{Kind: "filter", Number: unix.NF_INET_LOCAL_IN, Priority: afterIPVSIn}
-	return nft.Chain{Name: "input-after-ipvs", Hook: hook, Rules: []nft.Rule{rule}}
+	return nft.FilterChain("input-after-ipvs", unix.NF_INET_LOCAL_IN, afterIPVSIn, rule)
 }
 
 // aroundIPVS are the chains directly before and after it. IPVS compares all bits of a mark. So a packet for the virtual

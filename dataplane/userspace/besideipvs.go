@@ -28,9 +28,7 @@ func (t *table) pastIPVS() []nft.Chain {
 		return nil
 	}
 	at := func(name string, hook uint32, priority int32) nft.Chain {
-		return nft.Chain{
-			Name: name, Hook: &nft.Hook{Kind: "filter", Number: hook, Priority: priority}, Rules: []nft.Rule{t.invert()},
-		}
+		return nft.FilterChain(name, hook, priority, t.invert())
 	}
 	return []nft.Chain{
 		at("hide-from-ipvs-in", unix.NF_INET_LOCAL_IN, beforeIPVSIn),

@@ -27,6 +27,11 @@ type Hook struct {
 	Priority int32
 }
 
+// FilterChain is a base chain that filters.
+func FilterChain(name string, hook uint32, priority int32, rules ...Rule) Chain {
+	return Chain{Name: name, Hook: &Hook{Kind: "filter", Number: hook, Priority: priority}, Rules: rules}
+}
+
 // Rule is an nf_tables rule; the comment is what "nft list" shows behind it. Its expressions are
 // google/nftables', or an Expression.
 type Rule struct {

@@ -64,10 +64,7 @@ func (r *rules) begin(port uint16) error {
 	const early = -310 // before all others
 	var chains []nft.Chain
 	for name, hook := range map[string]uint32{"prerouting": unix.NF_INET_PRE_ROUTING, "output": unix.NF_INET_LOCAL_OUT} {
-		chains = append(chains, nft.Chain{
-			Name: name, Hook: &nft.Hook{Kind: "filter", Number: hook, Priority: early},
-			Rules: []nft.Rule{nft.NewRule("fairlead trace", chosen...)},
-		})
+		chains = append(chains, nft.FilterChain(name, hook, early, nft.NewRule("fairlead trace", chosen...)))
 	}
 	tx := &nft.Transaction{}
 	t := nft.NewTable(nft.Table{Family: f, Name: tableName, Owned: true, Tx: tx})

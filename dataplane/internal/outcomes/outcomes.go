@@ -159,12 +159,8 @@ func outcome(f nft.Family, key []byte, r model.Result) model.Outcome {
 // is assured.
 func chains(f nft.Family) []nft.Chain {
 	hook := func(name string, number uint32, unless ...any) nft.Chain {
-		const priority = 0 // where tables filter
-		return nft.Chain{
-			Name: name, Hook: &nft.Hook{Kind: "filter", Number: number, Priority: priority},
-			Rules: []nft.Rule{nft.NewRule("", status(), nft.Bits(0, statusAssured|statusConfirmed, 0),
-				nft.Equals(nft.Native(statusConfirmed)), unless, nft.GoTo(chainOutcomes))},
-		}
+		return nft.FilterChain(name, number, 0, nft.NewRule("", status(), nft.Bits(0, statusAssured|statusConfirmed, 0),
+			nft.Equals(nft.Native(statusConfirmed)), unless, nft.GoTo(chainOutcomes)))
 	}
 	return []nft.Chain{
 		{Name: chainAnswers},
