@@ -179,9 +179,7 @@ func failures(f nft.Family) []nft.Rule {
 		status(), nft.Bits(0, statusReplied, 0), nft.Equals(nft.Native(0)),
 		add(f, "unanswered", true),
 	}
-	related := []any{
-		&expr.Ct{Key: expr.CtKeySTATE, Register: nft.Word(0)}, nft.Bits(0, stateRelated, 0), nft.Differs(nft.Native(0)),
-	}
+	related := []any{&expr.Ct{Key: expr.CtKeySTATE, Register: nft.Word(0)}, nft.Bits(0, stateRelated, 0)}
 	refused := []any{isReply(), add(f, "refused", true)}
 	return []nft.Rule{
 		nft.NewRule("SYN and ACK", flags(flagSYN|flagACK, flagSYN|flagACK), nft.GoTo(chainAnswers)),
@@ -189,18 +187,15 @@ func failures(f nft.Family) []nft.Rule {
 		nft.NewRule("again", nft.IsProtocol(unix.IPPROTO_UDP), again),
 		nft.NewRule("again", nft.IsProtocol(unix.IPPROTO_SCTP), again),
 		nft.NewRule("reset", flags(flagRST|flagACK, flagRST|flagACK), ofSYN(), refused),
-		nft.NewRule("unreachable", unreachable(f), related, refused),
-		nft.NewRule("", nft.Jump(chainAnswers)),
+		nft.NewRule("unreachable", unreachable(f), related, nft.Differs(nft.Native(0)), refused),
+		nft.NewRule("not of TCP, and no error", nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Differs([]byte{unix.IPPROTO_TCP}),
+			related, nft.Equals(nft.Native(0)), nft.GoTo(chainAnswers)),
 	}
 }
 
-// answers are the rules that find those that are answered.
+// answers finds those that are answered.
 func answers(f nft.Family) []nft.Rule {
-	answer := []any{isReply(), add(f, "answered", false)}
-	return []nft.Rule{
-		nft.NewRule("SYN and ACK", flags(flagSYN|flagACK, flagSYN|flagACK), answer),
-		nft.NewRule("an answer", nft.LoadMeta(expr.MetaKeyL4PROTO, 0), nft.Differs([]byte{unix.IPPROTO_TCP}), answer),
-	}
+	return []nft.Rule{nft.NewRule("an answer", isReply(), add(f, "answered", false))}
 }
 
 // flags goes on if, of these flags of TCP, the packet has exactly those.

@@ -3,6 +3,8 @@ package outcomes_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/netip"
 	"os"
 	"testing"
 
@@ -10,8 +12,10 @@ import (
 	"fairlead.dev/fairlead/dataplane/internal/outcomes"
 	"fairlead.dev/fairlead/dataplane/nftables"
 	"fairlead.dev/fairlead/internal/namespace"
+	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/outcomestest"
 	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/model"
 )
 
 func TestMain(m *testing.M) { os.Exit(testbed.RunTests(m.Run)) }
@@ -21,6 +25,31 @@ func TestWatch(t *testing.T) {
 	t.Parallel()
 	bed := newBed(t, 0)
 	outcomestest.Run(t, bed, open(t, bed).Take)
+}
+
+// An error that comes back is no answer.
+func TestWatch_unreachable(t *testing.T) {
+	t.Parallel()
+	bed := newBed(t, 0)
+	w, told := open(t, bed), map[string]bool{}
+	take := func() error {
+		return w.Take(true, func(o model.Outcome) { told[fmt.Sprintf("%s %s %s", o.Protocol, o.To, o.Result)] = true })
+	}
+	eventually.Nil(t, "outcomes are told", func() error {
+		err := take()
+		if err == nil && len(told) == 0 {
+			probe := testbed.Probe{From: "client", Protocol: model.UDP, To: netip.MustParseAddrPort("10.96.0.4:53")}
+			_, err = bed.Probe(t.Context(), probe)
+			err = errors.Join(err, take())
+		}
+		if err == nil && len(told) == 0 {
+			err = errors.New("nothing is told")
+		}
+		return err
+	})
+	if len(told) != 1 || !told["udp 10.96.0.4:53 refused"] {
+		t.Errorf("told is %v", told)
+	}
 }
 
 func open(t *testing.T, bed *testbed.Bed) *outcomes.Watch {
@@ -62,7 +91,11 @@ func newBed(t testing.TB, others int) *testbed.Bed {
 				t.Error(err)
 			}
 		})
-		rows := outcomestest.Rows(t, "never")
+		rows, err := model.ParseState(outcomestest.Rows(t, "never").String() +
+			"frontend 10.96.0.4:53/udp any forward default/closed cluster snat never\n")
+		if err != nil {
+			return err
+		}
 		outcomestest.AddServices(rows, others)
 		return p.Sync(t.Context(), rows)
 	})
