@@ -58,7 +58,7 @@ func (p *Plane) auditOwn(s *model.State, d dataplane.Depth) (drifts []dataplane.
 	if err := p.auditSocketSlots(); err != nil {
 		return nil, fmt.Errorf("ebpf: slots of sockets: %w", err)
 	}
-	if err := errors.Join(p.auditStrays(s), p.auditAttached(), p.auditLoads(s)); err != nil {
+	if err := errors.Join(p.auditReleased(s), p.auditStrays(s), p.auditAttached(), p.auditLoads(s)); err != nil {
 		return nil, fmt.Errorf("ebpf: %w", err)
 	}
 	more, err := p.tables.audit(s, d == dataplane.Full)

@@ -138,6 +138,7 @@ type Plane struct {
 	attached     attached             // clients
 	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
 	cannotRelease, releasesNode bool
+	releaseAgain                bool // the next Audit is to
 }
 
 var (
@@ -484,7 +485,7 @@ func (p *Plane) settle(s *model.State) error {
 	if !p.tables.lost {
 		return nil
 	}
-	p.tables.lost = false
+	p.tables.lost, p.releaseAgain = false, true
 	return p.release(s)
 }
 

@@ -28,7 +28,8 @@ import (
 //	sockets, flows: does a row still lead there? ─ no ─► /proc/*/ns/net ─► sock_diag: who has that peer? ─► destroy
 //
 // Most changes end with the first step, which reads memory that is shared with the kernel. Else the sockets of the
-// namespaces in question are listed.
+// namespaces in question are listed. A connect() that has chosen its backend before the rows changed may end after
+// that: the next Audit looks again.
 
 // Of include/uapi/linux/inet_diag.h and sock_diag.h. A request has a family, a protocol, states and the identity of a
 // socket; a message has the family, the state and the identity. In an identity there are the local port and that of the
@@ -63,6 +64,15 @@ func (p *Plane) release(s *model.State) error {
 	return p.abort(&bereft{protocols: p.releases(), of: func(of model.Protocol, service, backend netip.AddrPort) bool {
 		return !serves(s, of, service, backend)
 	}})
+}
+
+// auditReleased looks once more after a release.
+func (p *Plane) auditReleased(s *model.State) (err error) {
+	if p.releaseAgain {
+		err = p.release(s)
+		p.releaseAgain = err != nil
+	}
+	return err
 }
 
 // ResetOrphans implements dataplane.Observed. Flows of packets are left to their clients.

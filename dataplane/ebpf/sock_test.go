@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	bpf "github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -206,6 +207,79 @@ func (c cluster) released(p dataplane.Dataplane) {
 	if name, err := ask(dial("10.96.0.10:53")); name != "pod-b" {
 		t.Error(name, err)
 	}
+}
+
+// Audit aborts a socket whose connect() was going on when its backend left. This one is in a namespace that the plane did
+// not see then.
+func TestRelease_late(t *testing.T) {
+	c := newCluster(t)
+	p := c.open()
+	defer p.Close()
+	before := parse(t, strings.Replace(dns, "backend default/web:dns cluster 10.244.1.12:5353 local\n", "", 1))
+	check(t, p.Sync(t.Context(), before))
+	conn, enter := c.dialUnseen("10.244.1.11/32", "10.96.0.10:53")
+	after := parse(t, strings.Replace(dns, "backend default/web:dns cluster 10.244.1.11:5353 local\n", "", 1))
+	check(t, p.Apply(t.Context(), after, model.Diff(before, after)))
+	if !isConnected(t, conn) {
+		t.Fatal("the namespace is seen")
+	}
+	check(t, enter(func() error {
+		_, err := p.Audit(t.Context(), after, dataplane.Quick)
+		return err
+	}))
+	if isConnected(t, conn) {
+		t.Error("the socket stays with a backend that has left")
+	}
+}
+
+// dialUnseen connects a socket in a namespace of its own, which has an address and no thread but for those of enter.
+func (c cluster) dialUnseen(addr, to string) (conn *net.UDPConn, enter func(f func() error) error) {
+	t := c.t
+	t.Helper()
+	var space *os.File
+	var thread int
+	check(t, c.Do("client", func() (err error) {
+		thread = unix.Gettid()
+		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		if space, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+			return err
+		}
+		lo := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}
+		a, err := netlink.ParseAddr(addr)
+		if err == nil {
+			err = errors.Join(netlink.LinkSetUp(lo), netlink.AddrAdd(lo, a))
+		}
+		if err == nil {
+			conn, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
+		}
+		return err
+	}))
+	t.Cleanup(func() { conn.Close(); space.Close() })
+	eventually.True(t, "the thread has ended", func() bool {
+		_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", thread))
+		return errors.Is(err, os.ErrNotExist)
+	})
+	return conn, func(f func() error) error {
+		return c.Do("client", func() error {
+			err := unix.Setns(int(space.Fd()), unix.CLONE_NEWNET)
+			if err == nil {
+				done := make(chan error)
+				go func() { done <- f() }() // elsewhere
+				err = <-done
+			}
+			return err
+		})
+	}
+}
+
+func isConnected(t *testing.T, conn *net.UDPConn) bool {
+	t.Helper()
+	raw, err := conn.SyscallConn()
+	check(t, err)
+	check(t, raw.Control(func(fd uintptr) { _, err = unix.Getpeername(int(fd)) }))
+	return err == nil
 }
 
 // If it is wanted, a TCP connection is aborted when its backend has left, and neither when that drains nor if it did not
