@@ -48,13 +48,13 @@ func (t *Table) keepBarrier(e named, rows *Rows) {
 		return
 	}
 	t.barriers[e.name] = slices.Clone(rows.used)
-	if slices.ContainsFunc(e.slices, (*Slice).ends) {
+	if slices.ContainsFunc(e.slices, (*Slice).Ends) {
 		t.endings++
 	}
 }
 
-// ends reports whether an endpoint of the slice terminates.
-func (s *Slice) ends() bool {
+// Ends reports whether an endpoint of the slice terminates.
+func (s *Slice) Ends() bool {
 	return slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return e.Terminating })
 }
 

@@ -39,6 +39,12 @@ func TestSource_versions(t *testing.T) {
 	nothing(t, s, api)
 	api.put(aSlice("web-2", "web", "10.0.0.8"))
 	next("slice default/web-2 10.0.0.8")
+	ends := aSlice("web-2", "web", "10.0.0.8")
+	ends.Endpoints[0].Conditions.Terminating = new(true)
+	for range 2 { // a node that lists anew asks all others for the second one
+		api.put(ends)
+		next("slice default/web-2 10.0.0.8")
+	}
 	api.remove(aSlice("web-2", "web"))
 	next("slice default/web-2 gone")
 	api.quietly(func() { api.remove(aSlice("web-1", "web")) })
