@@ -2,6 +2,8 @@ package handover
 
 import (
 	"context"
+	"errors"
+	"iter"
 	"slices"
 	"testing"
 
@@ -95,5 +97,32 @@ func TestReplace_overlaps(t *testing.T) {
 	}
 	if want := []string{"new syncs", "old closes"}; !slices.Equal(calls, want) {
 		t.Errorf("%q, want %q", calls, want)
+	}
+}
+
+// TestSwitch_whileTheFirstSyncEnds: a Sync that meets the end of a failed switch leaves the leftovers to the next audit.
+func TestSwitch_whileTheFirstSyncEnds(t *testing.T) {
+	removed, failed := false, errors.New("the plane cannot be opened")
+	h := New(Options{Drivers: []dataplane.Driver{{
+		Name:    "old",
+		Inspect: func() (dataplane.Leftover, error) { return dataplane.Leftover{Rules: !removed}, nil },
+		Sessions: func(ctx context.Context, _ dataplane.Config, s *model.State) iter.Seq2[dataplane.Session, error] {
+			return none{}.Sessions(ctx, s)
+		},
+		Remove: func(context.Context, dataplane.Config) error {
+			removed = true
+			return nil
+		},
+	}}})
+	h.Start(&Plane{Name: "new", Dataplane: none{}})
+	err := h.Switch(t.Context(), nil, func() (*Plane, error) { return nil, failed }, nil)
+	if !errors.Is(err, failed) {
+		t.Fatal(err)
+	}
+	h.mu.Lock() // as the switch does at that moment
+	err = h.Sync(t.Context(), model.NewState())
+	h.mu.Unlock()
+	if _, audited := h.Audit(t.Context(), model.NewState(), dataplane.Quick); err != nil || audited != nil || !removed {
+		t.Errorf("%v, %v; leftovers are removed: %t", err, audited, removed)
 	}
 }

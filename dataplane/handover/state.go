@@ -12,7 +12,7 @@ type State int
 const (
 	// Starting: no rows were programmed by this process. Rows of an earlier process may serve, and have sessions.
 	Starting State = iota
-	// Clearing: the plane in force holds all rows, and what others have left is to be removed.
+	// Clearing: what others have left is to be removed, once the plane in force holds all rows.
 	Clearing
 	// Draining: nothing is left of others but what open connections need. The Handover looks from time to time.
 	Draining
@@ -33,7 +33,6 @@ const (
 	began                  // another plane is being opened
 	activated              // that plane is in force
 	abandoned              // it is not, and what it has left is to be removed
-	withdrawn              // likewise, before the plane in force has held any row
 	replaced               // the plane in force was opened anew with other settings
 )
 
@@ -47,7 +46,7 @@ var transitions = map[State]map[event]State{
 		synced: Draining, cleared: Alone, drains: Draining, resists: Clearing, began: Switching, replaced: Clearing,
 	},
 	Alone:     {synced: Alone, began: Switching, replaced: Clearing},
-	Switching: {synced: Switching, activated: Clearing, abandoned: Clearing, withdrawn: Starting},
+	Switching: {synced: Switching, activated: Clearing, abandoned: Clearing},
 }
 
 // on is the State after an event. An event that transitions does not have is a mistake in this package.

@@ -82,7 +82,7 @@ func (h *Handover) Switch(ctx context.Context, loop Loop, open func() (*Plane, e
 	h.on(began) // first: only the Handover knows that a plane that was taken back carries connections
 	to, err := open()
 	if err != nil {
-		h.abandon()
+		h.on(abandoned)
 		return err
 	}
 	w := &switching{Handover: h, loop: loop, to: to, progress: progress, began: time.Now()}
@@ -91,7 +91,7 @@ func (h *Handover) Switch(ctx context.Context, loop Loop, open func() (*Plane, e
 	}
 	if err != nil { // nothing is programmed yet
 		err = errors.Join(err, h.Discard(to))
-		h.abandon()
+		h.on(abandoned)
 		return err
 	}
 	if err = w.program(ctx); err == nil {
@@ -103,14 +103,6 @@ func (h *Handover) Switch(ctx context.Context, loop Loop, open func() (*Plane, e
 		w.clearOld(context.WithoutCancel(ctx))
 	}
 	return err
-}
-
-func (h *Handover) abandon() {
-	if h.programmed.Load() {
-		h.on(abandoned)
-	} else {
-		h.on(withdrawn)
-	}
 }
 
 // switching is a Switch that goes on.
@@ -379,7 +371,7 @@ func (w *switching) rollBack(ctx context.Context) error {
 		return w.undo(ctx, t)
 	})
 	if !done { // the loop has ended
-		w.abandon()
+		w.on(abandoned)
 		return errors.Join(err, w.to.Close())
 	}
 	w.mu.Lock()
@@ -403,7 +395,7 @@ func (w *switching) undo(ctx context.Context, t Turn) error {
 		}
 	}
 	err := w.Discard(w.to)
-	w.abandon()
+	w.on(abandoned)
 	if failed := t.Resync(ctx); failed != nil {
 		err = errors.Join(err, fmt.Errorf("remove leftovers of the new data plane: %w", failed))
 	}
