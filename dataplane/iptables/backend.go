@@ -70,7 +70,8 @@ type foundRule struct {
 	id    uint64 // the back end's name for it
 	mark  uint64
 	to    string // the chain of ours to which it leads
-	base  bool   // the chain is the kernel's own
+	// entry: the chain is the kernel's own, and the rule ours. Others' rules may lead from there to KUBE-MARK-MASQ.
+	entry bool
 }
 
 // change is what shall become of a table.
@@ -182,13 +183,13 @@ func (c *change) part(b backend, chain string, rules []rule, marks []uint64) {
 	c.beside[chain] = surplus
 }
 
-// leadsTo reports whether a rule in another program's chain leads to a chain.
+// leadsTo reports whether another program's rule leads to a chain.
 func (c *content) leadsTo(chain string) bool {
-	return slices.ContainsFunc(c.base, func(f foundRule) bool { return f.to == chain && !f.base })
+	return slices.ContainsFunc(c.base, func(f foundRule) bool { return f.to == chain && !f.entry })
 }
 
 // baseRules keeps the first of each rule of ours in the kernel's chains, and takes others that lead to chains of ours
-// away. It leaves the chains of other programs alone. Without any chain of ours there are none.
+// away. It leaves the rules of other programs alone. Without any chain of ours there are none.
 func (c *change) baseRules(b backend, have *content, any bool) {
 	var wanted []baseRule
 	if any {
@@ -202,7 +203,7 @@ func (c *change) baseRules(b backend, have *content, any bool) {
 		switch {
 		case i >= 0 && !seen[i]:
 			seen[i] = true
-		case f.base:
+		case f.entry:
 			c.remove = append(c.remove, f)
 		}
 	}

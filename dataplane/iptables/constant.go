@@ -48,8 +48,15 @@ func onlyOurs(chain string) bool {
 		chainOthers, chainNoRow, chainNoRowDrop, chainOffNode, chainHairpin, chainLocalnet:
 		return true
 	}
-	return begins(chain, kindPods, kindLocal, kindAffinity, kindKnown, kindLimit,
-		"KUBE-IP-", "KUBE-INT-", "KUBE-UP-", "KUBE-HP-", "KUBE-PORTS-", "KUBE-PART-")
+	return hairpins(chain) || begins(chain, kindPods, kindLocal, kindAffinity, kindKnown, kindLimit,
+		"KUBE-IP-", "KUBE-INT-", "KUBE-UP-", "KUBE-PORTS-", "KUBE-PART-")
+}
+
+// hairpins reports whether a chain is of the tree of hairpins. CRI-O's hostPorts have KUBE-HP- and a hash; ours have
+// a prefix's length, or the family, set off by another hyphen.
+func hairpins(chain string) bool {
+	name, found := strings.CutPrefix(chain, hairpinPrefix)
+	return found && strings.Contains(name, "-")
 }
 
 // shared reports whether kube-proxy has a chain of this name and meaning, too.

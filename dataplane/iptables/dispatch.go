@@ -121,7 +121,7 @@ func dispatches(chain string) bool {
 	case chainServices, chainInternal, chainGuards, chainHairpin:
 		return true
 	}
-	return begins(chain, "KUBE-IP-", "KUBE-INT-", "KUBE-UP-", "KUBE-HP-", portsPrefix)
+	return hairpins(chain) || begins(chain, "KUBE-IP-", "KUBE-INT-", "KUBE-UP-", portsPrefix)
 }
 
 // portTree is the tree of an address with many ports.

@@ -31,6 +31,7 @@ const (
 	chainOffNode   = "KUBE-MARK-OFF-CLUSTER"
 	chainPost      = "KUBE-PROXY-POST"
 	chainHairpin   = "KUBE-HAIRPIN"
+	hairpinPrefix  = "KUBE-HP-"
 	chainForward   = "KUBE-PROXY-FORWARD"
 	chainLocalnet  = "KUBE-LOCALNET-WAS-OFF"
 	loopbackDevice = "lo"
@@ -109,7 +110,11 @@ func newLayout(v6 bool, mark uint32, o Options) *layout {
 	for scope, names := range [2][2]string{{chainServices, "KUBE-IP-"}, {chainInternal, "KUBE-INT-"}} {
 		l.nat[scope], l.filter[scope] = newDispatch(v6, names[0], names[1]), newDispatch(v6, names[0], names[1])
 	}
-	l.hairpin = addressTree(v6, "KUBE-HP-", func(p netip.Prefix) rule { return rule{src: p} })
+	prefix := hairpinPrefix
+	if v6 {
+		prefix += "6-"
+	}
+	l.hairpin = addressTree(v6, prefix, func(p netip.Prefix) rule { return rule{src: p} })
 	return l
 }
 

@@ -131,7 +131,7 @@ func contentOf(t *xt.Table) *content {
 				marks = append(marks, t.Hash(e.Bytes, e.To))
 			case owned(e.To):
 				c.base = append(c.base, foundRule{
-					chain: s.Name, id: uint64(e.At), mark: t.Hash(e.Bytes, e.To), to: e.To, base: s.Base,
+					chain: s.Name, id: uint64(e.At), mark: t.Hash(e.Bytes, e.To), to: e.To, entry: s.Base && e.To != chainMark,
 				})
 			}
 		}

@@ -237,9 +237,9 @@ func (c *content) add(attrs []byte) {
 		return
 	}
 	if to := nfnetlink.VerdictChain(nfnetlink.Attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)); owned(to) {
-		base := slices.Contains(xt.HookNames[:], chain)
+		entry := slices.Contains(xt.HookNames[:], chain) && to != chainMark
 		handle := nfnetlink.Uint64(attrs, unix.NFTA_RULE_HANDLE)
-		c.base = append(c.base, foundRule{chain: chain, id: handle, mark: mark, to: to, base: base})
+		c.base = append(c.base, foundRule{chain: chain, id: handle, mark: mark, to: to, entry: entry})
 	}
 }
 

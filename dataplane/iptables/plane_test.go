@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -217,6 +218,69 @@ func TestPlane_others(t *testing.T) {
 		}
 		if left := strings.ReplaceAll(save(t, b), "KUBE-KUBELET-CANARY", ""); strings.Contains(left, ":KUBE-") {
 			t.Errorf("Remove left\n%s", left)
+		}
+	})
+}
+
+// similar are CRI-O's hostPorts, and an administrator's use of a chain that kube-proxy makes, too.
+const similar = `*nat
+:KUBE-HOSTPORTS - [0:0]
+:KUBE-HP-NPX46M4PTMTKRN6Y - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j KUBE-HOSTPORTS
+-A PREROUTING -i eth7 -j KUBE-MARK-MASQ
+-A KUBE-HOSTPORTS -p tcp -m tcp --dport 8080 -j KUBE-HP-NPX46M4PTMTKRN6Y
+-A KUBE-HP-NPX46M4PTMTKRN6Y -p tcp -j DNAT --to-destination :8081
+COMMIT
+`
+
+// TestPlane_similar has others use names that begin as ours, and KUBE-MARK-MASQ. Hairpins are so many that they make
+// a tree, whose chains go with the rest.
+func TestPlane_similar(t *testing.T) {
+	onBoth(t, func(t *testing.T, b Backend) {
+		families := map[string]string{"iptables": "10.244.1.%d", "ip6tables": "fd00:1::%d"}
+		text := "pool default/many: cluster\npool default/many: cluster6\n" +
+			"frontend 10.96.0.9:80/tcp any forward default/many: cluster snat never\n" +
+			"frontend [fd00::9]:80/tcp any forward default/many: cluster6 snat never\n"
+		for i := range 40 {
+			text += fmt.Sprintf("backend default/many: cluster 10.244.1.%d:80 local\n", i) +
+				fmt.Sprintf("backend default/many: cluster6 [fd00:1::%d]:80 local\n", i)
+		}
+		intact := func(when string) {
+			for program := range families {
+				saved := tool(t, b, program+"-save", "")
+				for line := range strings.Lines(similar) {
+					if strings.HasPrefix(line, "-A") && !strings.Contains(saved, line) {
+						t.Errorf("%s %s lacks %s", when, program, line)
+					}
+				}
+			}
+		}
+		for program := range families {
+			tool(t, b, program+"-restore", similar)
+		}
+		intact("from the start")
+		left, err := inspect()
+		check(t, err)
+		if left.Rules {
+			t.Error("what others have is taken for ours")
+		}
+		p, s := newPlane(t, Options{Backend: b}, dataplane.Config{}), parse(t, text)
+		check(t, p.Sync(context.Background(), s))
+		intact("after Sync")
+		for program, address := range families {
+			if saved := tool(t, b, program+"-save", ""); strings.Count(saved, ":KUBE-HP-") < 3 ||
+				!strings.Contains(saved, "-s "+fmt.Sprintf(address, 7)+"/") {
+				t.Errorf("%s has no tree of hairpins:\n%s", program, saved)
+			}
+		}
+		if drifts := audit(t, b, s); len(drifts) > 0 {
+			t.Errorf("drifts: %v", drifts)
+		}
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+		intact("after Remove")
+		if n := strings.Count(save(t, b), ":KUBE-"); n != 6 {
+			t.Errorf("Remove leaves %d chains, want the 6 that others use:\n%s", n, save(t, b))
 		}
 	})
 }
