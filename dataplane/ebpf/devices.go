@@ -168,7 +168,7 @@ func (d *devices) list() ([]device, error) {
 	}
 	var out []device
 	for _, l := range links {
-		if dev, ok := asDevice(l.Attrs(), kinds[l.Attrs().MasterIndex]); ok {
+		if dev, ok := asDevice(l, kinds[l.Attrs().MasterIndex]); ok {
 			out = append(out, dev)
 		}
 	}
@@ -176,11 +176,13 @@ func (d *devices) list() ([]device, error) {
 }
 
 // asDevice reports false if a device needs no programs. The routing domain that a vrf is gets its packets by its
-// members, which the programs see. A device that is down has no packets; it may be about to go to a pod.
-func asDevice(a *netlink.LinkAttrs, master string) (device, bool) {
+// members, which the programs see. What passes an ifb has arrived at another device and goes on there, or is on its way
+// out of one. A device that is down has no packets; it may be about to go to a pod.
+func asDevice(l netlink.Link, master string) (device, bool) {
+	a := l.Attrs()
 	bare, known := isBare(a.EncapType)
 	member := a.MasterIndex != 0 && master != "vrf"
-	if a.Flags&net.FlagLoopback != 0 || a.Flags&net.FlagUp == 0 || member || !known {
+	if a.Flags&net.FlagLoopback != 0 || a.Flags&net.FlagUp == 0 || member || !known || l.Type() == "ifb" {
 		return device{}, false
 	}
 	return device{a.Index, a.Name, bare}, true
@@ -215,7 +217,7 @@ func (d *devices) happened(e event) {
 		delete(d.served, e.link.Attrs().Index)
 		err = d.drop(func(index int) bool { return index == e.link.Attrs().Index })
 	case e.link != nil:
-		err = d.appeared(e.link.Attrs())
+		err = d.appeared(e.link)
 	}
 	if err != nil && d.log != nil { // Audit will find it, too
 		d.log.Warn("a device may lack Fairlead's programs, and its packets may miss Services, until the next audit",
@@ -234,14 +236,14 @@ func (d *devices) moveTo(e event) {
 }
 
 // appeared serves a device unless it is served already.
-func (d *devices) appeared(a *netlink.LinkAttrs) error {
-	master := ""
+func (d *devices) appeared(l netlink.Link) error {
+	a, master := l.Attrs(), ""
 	if a.MasterIndex != 0 {
-		if l, err := d.netlink.LinkByIndex(a.MasterIndex); err == nil {
-			master = l.Type()
+		if above, err := d.netlink.LinkByIndex(a.MasterIndex); err == nil {
+			master = above.Type()
 		}
 	}
-	dev, wanted := asDevice(a, master)
+	dev, wanted := asDevice(l, master)
 	was, served := d.served[a.Index]
 	switch {
 	case wanted && (!served || was != dev):

@@ -176,6 +176,47 @@ func TestDevices(t *testing.T) {
 	c.await("")
 }
 
+// What a pod sends by way of an ifb, which limits its rate, has yet to be routed there: it leaves this device alone.
+func TestDevices_ifb(t *testing.T) {
+	lack.Need(t, lack.Linux66) // before, the qdisc ingress keeps programs from the pod's device
+	c := newCluster(t)
+	p := c.open()
+	defer p.Close()
+	s := parse(t, strings.ReplaceAll(web, "snat never", "snat offcluster"))
+	check(t, p.Sync(t.Context(), s))
+	check(t, c.Do(testbed.Node, func() error { return redirect(c.device("pod-a"), "ifb0") }))
+	_, err := c.AddPod(t.Context(), testbed.PodSpec{Name: "late", Node: testbed.Node}) // which is heard of after the ifb
+	check(t, err)
+	eventually.True(t, "a later device is served", func() bool { return strings.Contains(c.attached(), c.device("late")) })
+	const want = "pod-a source 192.0.2.1, pod-c source 192.0.2.1"
+	c.expect(want, testbed.Outside, model.TCP, "192.0.2.1:30080")
+	check(t, p.Sync(t.Context(), s))
+	c.expect(want, testbed.Outside, model.TCP, "192.0.2.1:30080")
+}
+
+// redirect sends what arrives at a device to an ifb, which goes on with it as if nothing had happened.
+func redirect(device, ifb string) error {
+	from, err := netlink.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	to := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: ifb}}
+	if err := errors.Join(netlink.LinkAdd(to), netlink.LinkSetUp(to)); err != nil {
+		return err
+	}
+	handle := netlink.MakeHandle(0xffff, 0)
+	return errors.Join(
+		netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: from.Attrs().Index, Handle: handle, Parent: netlink.HANDLE_INGRESS,
+		}}),
+		netlink.FilterAdd(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{
+				LinkIndex: from.Attrs().Index, Parent: handle, Priority: 1, Protocol: unix.ETH_P_ALL,
+			},
+			Actions: []netlink.Action{netlink.NewMirredAction(to.Index)},
+		}))
+}
+
 // While the first programs are attached, one after the other, none of them serves: who has served so far does.
 func TestDevices_atOnce(t *testing.T) {
 	c := newCluster(t)

@@ -99,9 +99,18 @@ func pinnedAt(pin string) (index int, ok bool) {
 // filterPriority is behind those that people choose, and before the kernel's own.
 const filterPriority = 0x4661
 
+// errIngress says that a device has no place for filters of both sides. The qdisc ingress has the same filters for each
+// side that is asked for: the program for what leaves would see what arrives.
+var errIngress = errors.New("another program's qdisc ingress is in place of the qdisc clsact, which Linux before 6.6 " +
+	"needs; set ebpf.packets: nftables")
+
 // attachFilter uses the qdisc clsact, which others may have made. It stays then, and when they use it.
 func (d *devices) attachFilter(dev device, at side, program *ebpf.Program) error {
-	if err := d.netlink.QdiscAdd(clsact(dev.index)); err != nil && !errors.Is(err, unix.EEXIST) {
+	err := d.netlink.QdiscReplace(clsact(dev.index)) // keeps one that is there, and refuses one of another kind
+	if errors.Is(err, unix.EINVAL) {
+		return errIngress
+	}
+	if err != nil {
 		return fmt.Errorf("add qdisc clsact: %w", err)
 	}
 	filter := &netlink.BpfFilter{

@@ -14,8 +14,10 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/model"
@@ -56,8 +58,8 @@ pods 10.244.0.0/16
 pods fd00::af4:0/112
 `
 
-// attachTo attaches the programs to all devices of the node but lo, by filters of tc or by links.
-func attachTo(t *testing.T, bed *testbed.Bed, filters bool, r packetRun) *devices {
+// devicesOf are those of the node, to which programs are attached by filters of tc or by links.
+func devicesOf(t *testing.T, bed *testbed.Bed, filters bool) *devices {
 	t.Helper()
 	dir := testbed.NeedBPFFS(t)
 	var d *devices
@@ -74,11 +76,22 @@ func attachTo(t *testing.T, bed *testbed.Bed, filters bool, r packetRun) *device
 			t.Error(err)
 		}
 	})
-	p := &packets{Collection: r.programs, others: map[kind]*ebpf.Collection{{pods: true}: r.programs}}
-	if err := d.replace(p, model.Pods{Interfaces: []string{"cali*"}}); err != nil {
+	return d
+}
+
+// attachTo attaches the programs to all devices of the node but lo, by filters of tc or by links.
+func attachTo(t *testing.T, bed *testbed.Bed, filters bool, r packetRun) *devices {
+	t.Helper()
+	d := devicesOf(t, bed, filters)
+	if err := d.attachAll(r); err != nil {
 		t.Fatal(err)
 	}
 	return d
+}
+
+func (d *devices) attachAll(r packetRun) error {
+	p := &packets{Collection: r.programs, others: map[kind]*ebpf.Collection{{pods: true}: r.programs}}
+	return d.replace(p, model.Pods{Interfaces: []string{"cali*"}})
 }
 
 func outsideBed(t *testing.T) *testbed.Bed {
@@ -245,6 +258,36 @@ func TestFromOutside(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A qdisc of another program that has one place for both sides of a device stays as it is, and keeps no other device from
+// being served.
+func TestAttach_ingress(t *testing.T) {
+	t.Parallel()
+	bed := outsideBed(t)
+	d, r := devicesOf(t, bed, true), newPacketRun(t, outsideRows)
+	l, err := d.netlink.LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ingress := &netlink.Ingress{QdiscAttrs: *clsact(l.Attrs().Index).Attrs()}
+	if err := d.netlink.QdiscAdd(ingress); err != nil {
+		t.Fatal(err)
+	}
+	err = d.attachAll(r)
+	if !errors.Is(err, dataplane.ErrPartial) || !strings.Contains(err.Error(), "attach to eth0: another program's qdisc ingress") {
+		t.Errorf("with a qdisc ingress at eth0: %v", err)
+	}
+	filters, err := d.netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+	if err != nil || len(filters) > 0 {
+		t.Errorf("filters in the qdisc ingress: %v, %v", filters, err)
+	}
+	if len(d.served) == 0 {
+		t.Error("no other device is served")
+	}
+	if err := errors.Join(d.netlink.QdiscDel(ingress), d.attachAll(r)); err != nil {
+		t.Errorf("without it: %v", err)
 	}
 }
 
