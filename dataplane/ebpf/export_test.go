@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 
@@ -10,6 +11,17 @@ import (
 
 // FreePlaces is what Audit does when it is time.
 func FreePlaces(p dataplane.Dataplane) error { return p.(*Plane).freeSocketSlots() }
+
+// LooksAnywhere reports whether a change to s has sockets listed in all namespaces.
+func LooksAnywhere(p dataplane.Dataplane, s *model.State) (bool, error) {
+	of := p.(*Plane)
+	return of.findFlow(&bereft{
+		protocols: of.releases(),
+		of: func(protocol model.Protocol, service, backend netip.AddrPort) bool {
+			return !serves(s, protocol, service, backend)
+		},
+	})
+}
 
 // Outside are the devices, by number, that programs for drivers send to.
 func Outside(p dataplane.Dataplane) (devices []uint32, err error) {

@@ -72,11 +72,11 @@ const (
 )
 
 type objectsFlow struct {
-	_     structs.HostLayout
-	Other objectsEndpoint
-	Pad   uint32
-	Pool  uint64
-	Last  uint64
+	_        structs.HostLayout
+	Other    objectsEndpoint
+	Protocol uint32
+	Pad      uint64
+	Last     uint64
 }
 
 type objectsFlowKey struct {
@@ -85,12 +85,6 @@ type objectsFlowKey struct {
 	Peer   objectsEndpoint
 	Back   uint32
 }
-
-type objectsFlowOf uint32
-
-const (
-	objectsFlowOfPLACELESS objectsFlowOf = 1
-)
 
 type objectsFrontend struct {
 	_        structs.HostLayout

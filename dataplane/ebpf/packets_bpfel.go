@@ -78,11 +78,11 @@ type packetsEndpoint struct {
 }
 
 type packetsFlow struct {
-	_     structs.HostLayout
-	Other packetsEndpoint
-	Pad   uint32
-	Pool  uint64
-	Last  uint64
+	_        structs.HostLayout
+	Other    packetsEndpoint
+	Protocol uint32
+	Pad      uint64
+	Last     uint64
 }
 
 type packetsFlowKey struct {

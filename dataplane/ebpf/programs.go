@@ -13,7 +13,7 @@ import (
 // The compiler is pinned, so that the same source makes the same object; ./dev installs it. The last include
 // directory has asm/types.h, which is another one on each architecture, and the same for us.
 //
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type load_key -type load -type bearer -type slot -type chunk -type member_key -type member -type membership -type refusal -type share -type affinity_key -type affinity -type verdict -type guard_key -type flow_key -type flow -type flow_of -type place -type flags -type owners -type shared -type outcome -type result objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -type addr -type endpoint -type target -type frontend_key -type frontend -type pool -type load_key -type load -type bearer -type slot -type chunk -type member_key -type member -type membership -type refusal -type share -type affinity_key -type affinity -type verdict -type guard_key -type flow_key -type flow -type place -type flags -type owners -type shared -type outcome -type result objects bpf/sock.c -- -mcpu=v3 -O2 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 
 // hooks are the names of the programs, and where they are attached.
 func hooks() map[string]ebpf.AttachType {

@@ -323,13 +323,12 @@ func (p *Plane) find(b *bereft) (map[uint64]bool, error) {
 	return where, err
 }
 
-// findFlow reports whether one may be that found no place. Where it is, and of what protocol, is not known.
+// findFlow reports whether one may be that found no place. Where it is, and whether it is open, is not known.
 func (p *Plane) findFlow(b *bereft) (lost bool, err error) {
 	err = each(p.memory[objectsMapFlows], func(key objectsFlowKey, flow objectsFlow) error {
-		connected := key.Back == 1 && flow.Pool == uint64(objectsFlowOfPLACELESS)
-		lost = lost || connected && slices.ContainsFunc(b.protocols, func(protocol model.Protocol) bool {
-			return b.of(protocol, flow.Other.addrPort(), key.Peer.addrPort())
-		})
+		protocol := model.Protocol(flow.Protocol)
+		lost = lost || key.Back == 1 && slices.Contains(b.protocols, protocol) &&
+			b.of(protocol, flow.Other.addrPort(), key.Peer.addrPort())
 		return nil
 	})
 	if err != nil {

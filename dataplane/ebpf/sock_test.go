@@ -282,6 +282,29 @@ func isConnected(t *testing.T, conn *net.UDPConn) bool {
 	return err == nil
 }
 
+// Sockets without a place may be in any namespace. Those of TCP have nobody look for them where only UDP is released.
+func TestRelease_anywhere(t *testing.T) {
+	c := newCluster(t)
+	p := c.openSized(ebpf.Sizes{Sockets: 1})
+	defer p.Close()
+	check(t, p.Sync(t.Context(), parse(t, web)))
+	gone := parse(t, fromPods)
+	for _, kind := range []struct {
+		protocol model.Protocol
+		to       string
+		anywhere bool
+	}{{model.TCP, "10.96.0.10:80", false}, {model.UDP, "10.96.0.10:53", true}} {
+		for range 2 { // the first has the place
+			conn, err := c.Dial(t.Context(), "client", kind.protocol, netip.MustParseAddrPort(kind.to))
+			check(t, err)
+			defer conn.Close()
+		}
+		if anywhere, err := ebpf.LooksAnywhere(p, gone); err != nil || anywhere != kind.anywhere {
+			t.Errorf("after a socket of %s the bereft may be anywhere: %t, %v", kind.protocol, anywhere, err)
+		}
+	}
+}
+
 // If it is wanted, a TCP connection is aborted when its backend has left, and neither when that drains nor if it did not
 // come by a Service. A namespace in which no process lives is reached as well.
 func TestRelease_TCP(t *testing.T) {

@@ -291,6 +291,40 @@ func TestAttach_ingress(t *testing.T) {
 	}
 }
 
+// A pod answers another one at its bridge past the node, so it sees the node in its place.
+func TestBehindOneDevice(t *testing.T) {
+	t.Parallel()
+	bed := outsideBedOf(t, testbed.Spec{PodBridge: true})
+	client := []netip.Addr{netip.MustParseAddr("10.244.1.20"), netip.MustParseAddr("fd00::af4:114")}
+	if _, err := bed.AddPod(t.Context(), testbed.PodSpec{Name: "client", Addrs: client}); err != nil {
+		t.Fatal(err)
+	}
+	err := bed.Do("pod-a", func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		for _, a := range client {
+			to := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+			err = errors.Join(err, netlink.RouteAdd(&netlink.Route{Dst: to, LinkIndex: eth0.Attrs().Index}))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	attachTo(t, bed, false, newPacketRun(t, outsideRows))
+	for to, want := range map[string]string{
+		"203.0.113.1:80":         "pod-a source 192.0.2.1, pod-c source 10.244.1.20",
+		"[fd00::c000:201]:30080": "pod-a source fd00::c000:201, pod-c source fd00::af4:114",
+	} {
+		p := testbed.Probe{From: "client", Protocol: model.TCP, To: netip.MustParseAddrPort(to), Timeout: 2 * time.Second}
+		if got := probes(t, bed, p, 24); got != want {
+			t.Errorf("to %s: %s; want %s", to, got, want)
+		}
+	}
+}
+
 // TestFragmented sends datagrams that are larger than what any device takes.
 func TestFragmented(t *testing.T) {
 	t.Parallel()

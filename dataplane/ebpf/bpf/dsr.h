@@ -52,7 +52,7 @@ static __always_inline bool has_room(const struct packet *p)
 // Clients that are hidden for another reason than that answers pass here, are.
 static __always_inline bool answers_directly(const struct packet *p, __u8 flags, bool pod, const struct addr *backend)
 {
-	if (!direct_mtu || pod || flags & SNAT_ALWAYS || same_addr(backend, &p->tuple.src.addr))
+	if (!direct_mtu || pod || !(flags & SNAT_OFFCLUSTER) || same_addr(backend, &p->tuple.src.addr))
 		return false;
 	return (p->tuple.protocol == IPPROTO_TCP || p->tuple.protocol == IPPROTO_UDP) && has_room(p);
 }

@@ -446,14 +446,13 @@ static __always_inline const struct addr *node_addr(__u32 device, bool v4, const
 	return bpf_map_lookup_elem(&node_addrs, &key);
 }
 
-// on_way_out is the address for packets to where a flow is sent to, by the device and next hop that the kernel takes
-// for them, if it says so.
-static __noinline const struct addr *on_way_out(struct __sk_buff *skb, const struct translation *flow, __u8 protocol)
+// way_out is the device by which the kernel sends the packets of a flow to where that is sent to, and, if it differs, the
+// next hop; 0: it does not say.
+static __noinline __u32 way_out(struct __sk_buff *skb, const struct translation *flow, __u8 protocol, struct addr *to)
 {
-	if (!flow)
+	if (!flow || !to)
 		return 0;
-	struct addr to = flow->dst.addr;
-	bool v4 = is_ipv4(&to);
+	bool v4 = is_ipv4(&flow->dst.addr);
 	struct bpf_fib_lookup r = {
 		.ifindex = skb->ifindex, .l4_protocol = protocol, .sport = flow->src.port, .dport = flow->dst.port,
 	};
@@ -472,8 +471,8 @@ static __noinline const struct addr *on_way_out(struct __sk_buff *skb, const str
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
 	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
 		if (v4 && r.family == AF_INET) // and not by a next hop of IPv6
-			to.word[3] = r.ipv4_dst;
-		return node_addr(r.ifindex, v4, &to);
+			to->word[3] = r.ipv4_dst;
+		return r.ifindex;
 	}
 	return 0;
 }
@@ -488,10 +487,12 @@ static __always_inline bool hide_behind(struct __sk_buff *skb, const struct tran
 		*out = forth->src;
 		return true;
 	}
-	const struct addr *a = on_way_out(skb, flow, protocol);
+	struct addr to = flow->dst.addr;
+	bool v4 = is_ipv4(&to);
+	const struct addr *a = node_addr(way_out(skb, flow, protocol, &to), v4, &to);
 
 	if (!a)
-		a = node_addr(0, is_ipv4(&flow->dst.addr), &flow->dst.addr);
+		a = node_addr(0, v4, &flow->dst.addr);
 	if (!a)
 		return false;
 	*out = (struct endpoint){.addr = *a, .port = flow->port};

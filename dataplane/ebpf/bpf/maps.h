@@ -206,13 +206,10 @@ struct flow_key {
 	__u32 back;
 };
 
-enum flow_of { PLACELESS = 1 };
-GO(flow_of);
-
 struct flow {
 	struct endpoint other;
-	__u32 pad;
-	__u64 pool; // its name; back: PLACELESS, if the socket is connected
+	__u32 protocol; // back: of a socket that is connected and has no place; of others 0
+	__u64 pad;
 	__u64 last; // forth only
 };
 

@@ -231,13 +231,13 @@ static __always_inline struct peer *peer_of(struct bpf_sock_addr *ctx, __u64 coo
 
 // expect has what comes from a backend come from the service, and tells the agent whom a socket without a place talks to.
 static __always_inline void expect(__u64 cookie, const struct endpoint *backend, const struct endpoint *service,
-				   bool connected)
+				   __u32 protocol)
 {
 	struct flow_key back = {.cookie = cookie, .peer = *backend, .back = 1};
 	struct flow *known = bpf_map_lookup_elem(&flows, &back);
-	struct flow fresh = {.other = *service, .pool = connected ? PLACELESS : 0};
+	struct flow fresh = {.other = *service, .protocol = protocol};
 
-	if (!known || !same(&known->other, service) || known->pool < fresh.pool)
+	if (!known || !same(&known->other, service) || known->protocol < protocol)
 		bpf_map_update_elem(&flows, &back, &fresh, BPF_ANY);
 }
 
@@ -404,7 +404,7 @@ static __always_inline int connected(struct bpf_sock_addr *ctx, struct endpoint 
 		attach(&from, pool->name, to, terms_of(pool));
 	peer.backend = *to;
 	if (!remember(ctx, cookie, netns, &peer))
-		expect(cookie, to, &peer.service, true);
+		expect(cookie, to, &peer.service, ctx->protocol);
 	else if (pool->by_load)
 		bear_socket(cookie, pool, to);
 	count_for(ctx, pool, to);
@@ -456,8 +456,8 @@ static __always_inline bool asks_again(__u64 cookie, const struct peer *p, __u64
 	if (!same(&at->peer.backend, &p->backend)) {
 		struct endpoint former = at->peer.backend;
 
-		expect(cookie, &former, &p->service, false);
-		expect(cookie, &p->backend, &p->service, false);
+		expect(cookie, &former, &p->service, DATAGRAMS);
+		expect(cookie, &p->backend, &p->service, DATAGRAMS);
 		at->peer.backend = p->backend;
 	}
 	at->asked = asked_at(now);
@@ -479,7 +479,7 @@ static __always_inline bool assign(struct bpf_sock_addr *ctx, __u32 rows, const 
 		*backend = known->other;
 		if (membership(rows, backend, number) != STRANGER) {
 			known->last = now;
-			expect(forth->cookie, backend, &forth->peer, false);
+			expect(forth->cookie, backend, &forth->peer, DATAGRAMS);
 			return true;
 		}
 	}
@@ -495,7 +495,7 @@ static __always_inline bool assign(struct bpf_sock_addr *ctx, __u32 rows, const 
 	struct flow fresh = {.other = *backend, .last = now};
 
 	bpf_map_update_elem(&flows, forth, &fresh, BPF_ANY);
-	expect(forth->cookie, backend, &forth->peer, false);
+	expect(forth->cookie, backend, &forth->peer, DATAGRAMS);
 	return true;
 }
 

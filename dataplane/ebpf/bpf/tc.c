@@ -154,20 +154,24 @@ static __noinline int meet(const struct packet *p, struct meeting *m, enum devic
 
 // hides says whether the backend sees the node in place of the client. What goes to the node itself is never hidden:
 // it does not pass the egress hook of any device. A client that is its own backend always is: its answer to itself
-// would not come here. (The rows ask for that on this node only. Elsewhere no other way would work.)
-static __always_inline bool hides(const struct packet *p, const struct meeting *m, const struct addr *backend)
+// would not come here. (The rows ask for that on this node only. Elsewhere no other way would work.) Nor would those of a
+// backend behind the client's own device, as where both are at one bridge.
+static __always_inline bool hides(struct __sk_buff *skb, const struct packet *p, const struct meeting *m,
+				  const struct translation *flow)
 {
-	const struct addr *here = node_addr(0, p->v4, backend);
+	const struct addr *here = node_addr(0, p->v4, &flow->dst.addr);
+	struct addr next;
 
-	if (here && same_addr(backend, here))
+	if (here && same_addr(&flow->dst.addr, here))
 		return false;
-	if (same_addr(backend, &p->tuple.src.addr))
+	if (same_addr(&flow->dst.addr, &p->tuple.src.addr) || m->target.flags & SNAT_ALWAYS ||
+	    (m->target.flags & SNAT_OFFCLUSTER && !m->pod))
 		return true;
-	return m->target.flags & SNAT_ALWAYS || (m->target.flags & SNAT_OFFCLUSTER && !m->pod);
+	return way_out(skb, flow, p->tuple.protocol, &next) == skb->ifindex;
 }
 
 // begin chooses a backend for a flow.
-static __noinline int begin(const struct packet *p, struct meeting *m, struct translation *flow)
+static __noinline int begin(struct __sk_buff *skb, const struct packet *p, struct meeting *m, struct translation *flow)
 {
 	if (!p || !m || !flow)
 		return REJECT;
@@ -188,7 +192,7 @@ static __noinline int begin(const struct packet *p, struct meeting *m, struct tr
 	flow->held = pool->by_load ? BY_LOAD | LOADS : 0;
 	m->terms = terms_of(pool);
 	count(flow, p);
-	if (!hides(p, m, &flow->dst.addr))
+	if (!hides(skb, p, m, flow))
 		return FORWARD;
 	if (answers_directly(p, m->target.flags, m->pod, &flow->dst.addr)) {
 		flow->state = DIRECT;
@@ -559,7 +563,7 @@ static __always_inline int serve_arrived(struct __sk_buff *skb, struct work *w, 
 	if (verdict == REJECT || verdict == DROP)
 		refused(&p->tuple.dst, p->tuple.protocol, &m->target);
 	if (verdict == FORWARD)
-		verdict = begin(p, m, t);
+		verdict = begin(skb, p, m, t);
 	if (verdict == FORWARD && !keep(skb, w))
 		verdict = DROP;
 	switch (verdict) {
