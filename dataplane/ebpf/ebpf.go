@@ -136,7 +136,8 @@ type Plane struct {
 	loads        *loads               // of backends; nil: the memory is not open
 	strays       strays               // sockets of the node that no hook has seen
 	attached     attached             // clients
-	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that it does so for the node alone.
+	// cannotRelease says that this kernel does not abort sockets for us, releasesNode that not all namespaces
+	// are reached.
 	cannotRelease, releasesNode bool
 	releaseAgain                bool // the next Audit is to
 }

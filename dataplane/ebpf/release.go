@@ -146,11 +146,14 @@ func (p *Plane) abort(b *bereft) error {
 	for _, ns := range spaces {
 		err := p.abortIn(ns, b, where)
 		if errors.Is(err, unix.EPERM) {
-			p.cannotReleasePods(err)
+			p.cannotReleasePods(fmt.Errorf("CAP_SYS_ADMIN is needed to reach their network namespaces: %w", err))
 			err = nil
 		}
 		errs = append(errs, err)
 		ns.Close()
+	}
+	if delete(where, anyNetns); len(where) > 0 {
+		p.cannotReleasePods(errors.New("their network namespaces are not found in /run/netns, /run/docker/netns or /proc"))
 	}
 	return p.withoutDiag(errors.Join(errs...))
 }
@@ -172,8 +175,7 @@ func (p *Plane) cannotReleasePods(err error) {
 		return
 	}
 	p.releasesNode = true
-	p.config.Logger().Warn("connected sockets of pods stay with backends that are gone: CAP_SYS_ADMIN is needed to reach "+
-		"them", "error", err)
+	p.config.Logger().Warn("connected sockets of pods stay with backends that are gone", "error", err)
 }
 
 // namespaces opens each network namespace in which a process lives, or a thread of this one, and those that container
@@ -230,14 +232,19 @@ func openDiag(ns *os.File) (*netlink.Conn, error) {
 	return conn, nil
 }
 
+// abortIn takes the namespace from those where there may be such sockets.
 func (p *Plane) abortIn(ns *os.File, b *bereft, where map[uint64]bool) error {
 	conn, err := openDiag(ns)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if cookie, known := netnsCookie(conn); known && !where[cookie] && !where[anyNetns] {
+	cookie, known := netnsCookie(conn)
+	if known && !where[cookie] && !where[anyNetns] {
 		return nil
+	}
+	if delete(where, cookie); !known { // so that none is known to be missing
+		clear(where)
 	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		for _, protocol := range b.protocols {

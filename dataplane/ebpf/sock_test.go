@@ -2,9 +2,12 @@ package ebpf_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -302,6 +305,34 @@ func TestRelease_anywhere(t *testing.T) {
 		if anywhere, err := ebpf.LooksAnywhere(p, gone); err != nil || anywhere != kind.anywhere {
 			t.Errorf("after a socket of %s the bereft may be anywhere: %t, %v", kind.protocol, anywhere, err)
 		}
+	}
+}
+
+// Sockets whose namespace cannot be reached keep a backend that is gone. The plane says so.
+func TestRelease_unreached(t *testing.T) {
+	c := newCluster(t)
+	var said bytes.Buffer
+	p := c.openWith(dataplane.Config{Log: slog.New(slog.NewTextHandler(&said, nil))}, ebpf.Options{
+		Sizes: ebpf.Sizes{Sockets: 1},
+	})
+	defer p.Close()
+	if _, known := c.netnsCookie("client"); !known { // nor does the plane know which it has not reached
+		return
+	}
+	before, after := parse(t, web), parse(t, fromPods)
+	check(t, p.Sync(t.Context(), before))
+	conn, err := c.Dial(t.Context(), "client", model.UDP, netip.MustParseAddrPort("10.96.0.10:53"))
+	check(t, err)
+	defer conn.Close()
+	sockets := c.openMemory("sockets")
+	defer sockets.Close()
+	at, err := sockets.LookupBytes(uint32(0))
+	check(t, err)
+	binary.NativeEndian.PutUint64(at[unsafe.Offsetof(place{}.Netns):], 1<<40)
+	check(t, sockets.Put(uint32(0), at))
+	check(t, p.Apply(t.Context(), after, model.Diff(before, after)))
+	if !strings.Contains(said.String(), "network namespaces are not found in /run/netns") {
+		t.Errorf("the plane says:\n%s", &said)
 	}
 }
 

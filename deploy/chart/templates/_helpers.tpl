@@ -160,6 +160,10 @@ is found wherever it is mounted. */}}
   hostPath:
     path: /run/netns
     type: DirectoryOrCreate
+- name: docker-netns
+  hostPath:
+    path: /run/docker/netns
+    type: DirectoryOrCreate
 {{- end -}}
 
 {{- define "fairlead.ebpfMounts" -}}
@@ -167,9 +171,13 @@ is found wherever it is mounted. */}}
   mountPath: /host/cgroup
   readOnly: true
   mountPropagation: HostToContainer
-# Where sockets of pods are told that their backend is gone.
+# Where sockets of pods are told that their backend is gone; cri-dockerd has namespaces of its own.
 - name: netns
   mountPath: /run/netns
+  readOnly: true
+  mountPropagation: HostToContainer
+- name: docker-netns
+  mountPath: /run/docker/netns
   readOnly: true
   mountPropagation: HostToContainer
 {{- end -}}
