@@ -343,9 +343,13 @@ const (
 )
 
 // sends says whether what a program sends back leaves the device. The other end of a veth drops it, without a word,
-// unless that has a program or GRO.
+// unless that has a program or GRO. In the place of a bond its ports have the program, which does not know them.
 func sends(l netlink.Link) error {
-	if l.Type() != "veth" {
+	switch l.Type() {
+	case "veth":
+	case "bond":
+		return fmt.Errorf("%w: packets arrive by the ports of a bond, for which there is no program", dataplane.ErrUnsupported)
+	default:
 		return nil
 	}
 	features, err := xdpFeatures(l.Attrs().Index)

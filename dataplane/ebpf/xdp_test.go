@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
@@ -32,6 +33,14 @@ const (
 	xdpTX       = 3
 	xdpRedirect = 4
 )
+
+// What is attached to a bond runs at its ports, and knows none of them.
+func TestFastBond(t *testing.T) {
+	d := newDrivers(t.TempDir(), nil)
+	if err := d.attach(&netlink.Bond{}, nil, nil); !errors.Is(err, dataplane.ErrUnsupported) {
+		t.Errorf("a bond: %v", err)
+	}
+}
 
 // fastBed is a Bed whose LAN takes what XDP programs of the node send, as hardware does.
 func fastBed(t testing.TB, s testbed.Spec) *testbed.Bed {
