@@ -353,7 +353,7 @@ func (f *Flags) ebpf() []option {
 				"(backends see the client, and their nodes answer; needs dsr on all nodes, and a network that passes IP options)"},
 		{flag: "ebpf-sockets", field: "ebpf.sockets", bind: word(&own.Sockets),
 			usage: "whose connections are translated in connect(): all, or node. With node, packets of pods keep the " +
-				"Service's address for a sidecar (Istio) or a cache on the node (NodeLocal DNSCache)"},
+				"Service's address for a sidecar (Istio) or, with packets nftables, a cache on the node (NodeLocal DNSCache)"},
 		{flag: "ebpf-abort-tcp", field: "ebpf.abortTCP", bind: yes(&own.AbortTCP),
 			usage: "abort TCP connections that were translated in connect() when their backend leaves its Service, as those " +
 				"of UDP sockets always are. A backend that terminates and still serves has not left (default: no)"},
