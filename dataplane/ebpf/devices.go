@@ -176,8 +176,8 @@ func (d *devices) list() ([]device, error) {
 }
 
 // asDevice reports false if a device needs no programs. The routing domain that a vrf is gets its packets by its
-// members, which the programs see. What passes an ifb has arrived at another device and goes on there, or is on its way
-// out of one. A device that is down has no packets; it may be about to go to a pod.
+// members, which the programs see. An ifb gets packets that have arrived at another device and go on there, or are on
+// their way out of one. A device that is down has no packets; it may be about to go to a pod.
 func asDevice(l netlink.Link, master string) (device, bool) {
 	a := l.Attrs()
 	bare, known := isBare(a.EncapType)

@@ -176,7 +176,7 @@ func TestDevices(t *testing.T) {
 	c.await("")
 }
 
-// What a pod sends by way of an ifb, which limits its rate, has yet to be routed there: it leaves this device alone.
+// A pod's packets have yet to be routed when they pass an ifb, which limits their rate. Programs leave that device alone.
 func TestDevices_ifb(t *testing.T) {
 	lack.Need(t, lack.Linux66) // before, the qdisc ingress keeps programs from the pod's device
 	c := newCluster(t)

@@ -285,7 +285,7 @@ func isConnected(t *testing.T, conn *net.UDPConn) bool {
 	return err == nil
 }
 
-// Sockets without a place may be in any namespace. Those of TCP have nobody look for them where only UDP is released.
+// Sockets without a place may be in any namespace. A release of UDP sockets does not look for those of TCP.
 func TestRelease_anywhere(t *testing.T) {
 	c := newCluster(t)
 	p := c.openSized(ebpf.Sizes{Sockets: 1})

@@ -34,7 +34,7 @@ const (
 	xdpRedirect = 4
 )
 
-// What is attached to a bond runs at its ports, and knows none of them.
+// A program that is attached to a bond runs at its ports, and knows none of them.
 func TestFastBond(t *testing.T) {
 	d := newDrivers(t.TempDir(), nil)
 	if err := d.attach(&netlink.Bond{}, nil, nil); !errors.Is(err, dataplane.ErrUnsupported) {
