@@ -19,17 +19,16 @@ type Field struct {
 
 // Fields are the settings of both files, in the order of the help.
 func Fields() (fields []Field) {
-	for _, o := range NewFlags().options {
+	for _, o := range allOptions() {
 		for _, path := range strings.Fields(o.field) {
 			kind := KubeProxyKind
 			if isOwn(path) {
 				kind = FairleadKind
 			}
 			usage := strings.ReplaceAll(o.usage, "`", "")
-			fields = append(fields, Field{Kind: kind, Path: path, Flag: o.flag, Group: string(o.group), Meaning: usage})
+			fields = append(fields, Field{Kind: kind, Path: path, Flag: o.flag, Group: o.group, Meaning: usage})
 		}
 	}
-	fields = append(fields, fieldsWithoutFlags()...)
 	plain := &Config{Fairlead: defaultFairlead()}
 	setDefaults(&plain.KubeProxy)
 	defaults := flatten(plain)
@@ -37,7 +36,7 @@ func Fields() (fields []Field) {
 		f := &fields[i]
 		f.Default = defaults[f.Path]
 		switch f.Takes = class(f.Path); {
-		case f.Group == string(obsolete):
+		case f.Group == obsolete:
 			f.Takes = NoEffect
 		case f.Path == "featureGates":
 			f.Takes = OnTable
@@ -47,21 +46,8 @@ func Fields() (fields []Field) {
 	return fields
 }
 
-func fieldsWithoutFlags() []Field {
-	field := func(path string, g group, meaning string) Field {
-		return Field{Kind: KubeProxyKind, Path: path, Group: string(g), Meaning: meaning}
-	}
-	return []Field{
-		field("clientConnection.acceptContentTypes", apiServer, "content types of answers, as an Accept header"),
-		field("nftables.masqueradeBit", plane, "bit of the packet mark that requests source NAT, 0 to 31; in mode nftables"),
-		field("logging.vmodule[].filePattern", obsolete, "name of a source file: nothing is logged by file"),
-		field("logging.vmodule[].verbosity", obsolete, "how much that file logs"),
-		field("portRange", obsolete, "unused, by kube-proxy too"),
-	}
-}
-
-// at is a field of the file by its path; it is not valid if there is none.
-func (c *FairleadConfiguration) at(path string) reflect.Value {
+// at is a field of a file's type, to which c points, by its path; it is not valid if there is none.
+func at(c any, path string) reflect.Value {
 	v := reflect.ValueOf(c).Elem()
 	for name := range strings.SplitSeq(path, ".") {
 		if v.Kind() != reflect.Struct {
@@ -83,5 +69,5 @@ func (c *FairleadConfiguration) at(path string) reflect.Value {
 // isOwn reports whether a path is one of Fairlead's own file. It may go on to an item of a list.
 func isOwn(path string) bool {
 	path, _, _ = strings.Cut(path, "[")
-	return (&FairleadConfiguration{}).at(path).IsValid()
+	return at(&FairleadConfiguration{}, path).IsValid()
 }

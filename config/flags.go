@@ -59,11 +59,16 @@ func NewFlags(planes ...string) *Flags {
 	f.said.healthzPort, f.said.metricsPort = healthzPort, metricsPort
 	f.said.iptables = periods{30 * time.Second, time.Second}
 	f.said.ipvs = f.said.iptables
-	f.options = f.all()
+	f.options = slices.DeleteFunc(allOptions(), func(o option) bool { return o.flag == "" })
+	places := f.places()
 	for _, o := range f.options {
-		set := f.sets.FlagSet(string(o.group))
+		set := f.sets.FlagSet(o.group)
 		set.SortFlags = false
-		o.bind(set, o.flag, o.usage)
+		place, ok := places[o.flag]
+		if !ok {
+			place = f.said.place(o.field)
+		}
+		o.bind(set, o.flag, place)
 		if o.flag == "version" {
 			set.Lookup(o.flag).NoOptDefVal = "true"
 		}
@@ -71,7 +76,7 @@ func NewFlags(planes ...string) *Flags {
 			_ = set.MarkDeprecated(o.flag, o.deprecated) // fails for flags that do not exist
 		}
 		for _, old := range oldFlags(o.flag) {
-			o.bind(set, old, o.usage)
+			o.bind(set, old, place)
 			_ = set.MarkDeprecated(old, "use --"+o.flag)
 		}
 	}

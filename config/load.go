@@ -162,8 +162,8 @@ func (l *loading) fairlead() {
 		}
 	}
 	for _, o := range f.changed() {
-		if to := c.at(o.field); to.IsValid() {
-			to.Set(f.said.fairlead.at(o.field))
+		if to := at(c, o.field); to.IsValid() {
+			to.Set(at(&f.said.fairlead, o.field))
 		}
 	}
 }

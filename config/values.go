@@ -3,30 +3,26 @@ package config
 import (
 	"fmt"
 	"net"
+	"reflect"
 	"strconv"
 	"strings"
 
 	netutils "k8s.io/utils/net"
 )
 
-// stringValue is the part that the flag types have in common: text that must look like something.
-// Empty text leaves the value as it is, as with kube-proxy.
-type stringValue[T ~string] struct {
-	to    *T
+// stringValue is a flag whose text must look like something, unless check is nil. Empty text then leaves the value as
+// it is, as with kube-proxy.
+type stringValue struct {
+	to    reflect.Value
 	kind  string
 	check func(string) error
 }
 
-func (v stringValue[T]) String() string {
-	if v.to == nil {
-		return ""
-	}
-	return string(*v.to)
-}
+func (v stringValue) String() string { return v.to.String() }
 
-func (v stringValue[T]) Type() string { return v.kind }
+func (v stringValue) Type() string { return v.kind }
 
-func (v stringValue[T]) Set(text string) error {
+func (v stringValue) Set(text string) error {
 	if v.check != nil {
 		if text == "" {
 			return nil
@@ -35,7 +31,7 @@ func (v stringValue[T]) Set(text string) error {
 			return err
 		}
 	}
-	*v.to = T(text)
+	v.to.SetString(text)
 	return nil
 }
 
