@@ -363,7 +363,7 @@ func (d *Daemon) manage(ctx context.Context) error {
 		d.report.warn(reasonMetrics, err.Error())
 		return err
 	}
-	d.files = newWatcher(d.log, lookInterval)
+	d.files = newWatcher(lookInterval)
 	defer d.files.close()
 	defer d.feeds.abandon()
 	retry := time.NewTicker(listenRetry)

@@ -2,13 +2,9 @@ package daemon
 
 import (
 	"context"
-	"log/slog"
-	"path/filepath"
-	"strings"
+	"os"
 	"sync"
 	"time"
-
-	"github.com/fsnotify/fsnotify"
 
 	"fairlead.dev/fairlead/config"
 )
@@ -18,36 +14,25 @@ const (
 	quiet = 500 * time.Millisecond
 	// patience bounds the wait for that quiet: afterwards the files are read although they still change.
 	patience = 5 * time.Second
-	// lookInterval bounds the delay of what inotify does not show, as on network file systems, and of
-	// everything where the kernel grants no inotify.
+	// lookInterval bounds the delay of what size, time and number of a file do not show.
 	lookInterval = 30 * time.Second
 )
 
-// watcher tells when files may have changed. It watches directories: editors put new files in the place
-// of old ones, and Kubernetes mounts a ConfigMap as links through "..data", which it replaces.
+// watcher tells when files may have changed. They are few, so it looks at each of them again and again: that finds what
+// inotify does not show, as on network file systems, and where links lead elsewhere, as in a mounted ConfigMap.
 type watcher struct {
-	changed        chan struct{} // has a token when the files should be looked at
-	log            *slog.Logger
-	interval       time.Duration // between looks that nothing gives rise to
+	changed        chan struct{} // has a token when the files should be read
+	interval       time.Duration // between tokens that nothing gives rise to
 	closing, ended chan struct{}
 
-	mu     sync.Mutex
-	notify *fsnotify.Watcher // nil: the kernel grants none
-	paths  map[string]bool   // of the files, and of what they link to
-	dirs   map[string]bool   // in which these are
-
-	// The goroutine's own:
-	timer   *time.Timer // until the next look
-	touched time.Time   // the first time since the last look; zero: not
-	denied  bool        // it was said that the kernel grants none
+	mu   sync.Mutex
+	seen map[string]os.FileInfo // files by their paths; nil: there is none
 }
 
-func newWatcher(log *slog.Logger, interval time.Duration) *watcher {
+func newWatcher(interval time.Duration) *watcher {
 	w := &watcher{
-		changed: make(chan struct{}, 1), log: log, interval: interval,
-		closing: make(chan struct{}), ended: make(chan struct{}), timer: time.NewTimer(interval),
+		changed: make(chan struct{}, 1), interval: interval, closing: make(chan struct{}), ended: make(chan struct{}),
 	}
-	w.open()
 	go w.run()
 	return w
 }
@@ -57,118 +42,59 @@ func (w *watcher) close() {
 	<-w.ended
 }
 
-// open begins to use inotify. A user has few instances of it, and on a busy node other programs may have taken them
-// all. Then the watcher polls the files, and tries inotify again each time.
-func (w *watcher) open() {
-	notify, err := fsnotify.NewWatcher()
-	if err != nil {
-		if !w.denied {
-			w.log.Warn("changes of the configuration are noticed late: inotify cannot be used", "error", err,
-				"interval", w.interval, "advice", "raise the sysctl fs.inotify.max_user_instances")
-		}
-		w.denied = true
-		return
-	}
-	w.mu.Lock()
-	w.notify = notify
-	w.watch()
-	w.mu.Unlock()
-	if w.denied {
-		w.log.Info("changes of the configuration are noticed at once again")
-	}
-}
-
-// follow watches other files, or the same ones after their links have changed.
+// follow watches other files. Of those that it has watched, no change is lost.
 func (w *watcher) follow(files []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.paths, w.dirs = map[string]bool{}, map[string]bool{}
+	before := w.seen
+	w.seen = map[string]os.FileInfo{}
 	for _, path := range files {
-		if path == "" {
-			continue
+		info, known := before[path]
+		if !known {
+			info, _ = os.Stat(path)
 		}
-		for _, p := range []string{path, target(path)} {
-			w.paths[p] = true
-			w.dirs[filepath.Dir(p)] = true
-		}
-	}
-	w.watch()
-}
-
-// watch has the kernel tell of the wanted directories and of no others.
-func (w *watcher) watch() {
-	if w.notify == nil {
-		return
-	}
-	for _, dir := range w.notify.WatchList() {
-		if !w.dirs[dir] {
-			_ = w.notify.Remove(dir) // it fails only if the directory is gone
-		}
-	}
-	for dir := range w.dirs {
-		if err := w.notify.Add(dir); err != nil {
-			w.log.Debug("cannot watch a directory; it is read periodically", "path", dir, "error", err)
-		}
+		w.seen[path] = info
 	}
 }
 
-// target is where links lead, or the path itself.
-func target(path string) string {
-	path = filepath.Clean(path)
-	if to, err := filepath.EvalSymlinks(path); err == nil {
-		return to
+// look reports whether a file is another one than at the last look.
+func (w *watcher) look() (other bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for path, was := range w.seen {
+		is, _ := os.Stat(path)
+		if (is == nil) != (was == nil) || is != nil &&
+			(!os.SameFile(is, was) || is.Size() != was.Size() || !is.ModTime().Equal(was.ModTime())) {
+			w.seen[path], other = is, true
+		}
 	}
-	return path
+	return other
 }
 
 // run puts a token into changed soon after the files were touched, and now and then.
 func (w *watcher) run() {
 	defer close(w.ended)
-	defer w.timer.Stop()
-	for {
-		events, errs := w.channels()
+	next := time.NewTicker(quiet)
+	defer next.Stop()
+	for last, touched := time.Now(), (time.Time{}); ; {
 		select {
 		case <-w.closing:
-			if w.notify != nil {
-				_ = w.notify.Close()
-			}
 			return
-		case e := <-events:
-			if w.matters(e.Name) {
-				w.touch()
-			}
-		case err := <-errs: // an overflow: events are lost
-			w.log.Warn("watching the configuration files failed; reading them again", "error", err)
-			w.touch()
-		case <-w.timer.C:
-			w.look()
+		case <-next.C:
+		}
+		other := w.look()
+		if other && touched.IsZero() {
+			touched = time.Now()
+		}
+		due := !other || time.Since(touched) >= patience
+		if touched.IsZero() {
+			due = time.Since(last) >= w.interval
+		}
+		if due {
+			w.renew()
+			last, touched = time.Now(), time.Time{}
 		}
 	}
-}
-
-// channels are nil without inotify.
-func (w *watcher) channels() (<-chan fsnotify.Event, <-chan error) {
-	if w.notify == nil {
-		return nil, nil
-	}
-	return w.notify.Events, w.notify.Errors
-}
-
-// touch puts the next look off until it is quiet.
-func (w *watcher) touch() {
-	if w.touched.IsZero() {
-		w.touched = time.Now()
-	}
-	w.timer.Reset(min(quiet, time.Until(w.touched.Add(patience))))
-}
-
-func (w *watcher) look() {
-	w.touched = time.Time{}
-	w.timer.Reset(w.interval)
-	if w.notify == nil {
-		w.open()
-	}
-	w.renew()
 }
 
 // whenOther calls f, at most once, if the files say something else than c before the result is called. A token that it
@@ -208,11 +134,4 @@ func (w *watcher) renew() {
 	case w.changed <- struct{}{}:
 	default:
 	}
-}
-
-func (w *watcher) matters(path string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	path = filepath.Clean(path)
-	return w.paths[path] || strings.HasPrefix(filepath.Base(path), "..")
 }

@@ -2,16 +2,13 @@ package daemon
 
 import (
 	"errors"
-	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/lab/eventually"
-	"fairlead.dev/fairlead/lab/testbed/nstest"
 )
 
 // A file is read when its writer has paused, not in the midst of what it writes.
@@ -22,7 +19,7 @@ func TestWatcher_slowWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = file.Close() }()
-	w := newWatcher(slog.New(slog.DiscardHandler), time.Hour)
+	w := newWatcher(time.Hour)
 	defer w.close()
 	w.follow([]string{file.Name()})
 	write := func() (at time.Time) {
@@ -64,56 +61,9 @@ func TestWatcher_slowWriter(t *testing.T) {
 	})
 }
 
-// On a busy node others may have all instances of inotify. The limit is a user namespace's, so that
-// one of the test's own does not concern the machine.
-func TestWatcher_withoutInotify(t *testing.T) {
-	t.Parallel()
-	if !nstest.Root(t) {
-		return
-	}
-	limit := func(n string) {
-		t.Helper()
-		if err := os.WriteFile("/proc/sys/user/max_inotify_instances", []byte(n), 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	limit("0")
-	said := make(lines, 100)
-	w := newWatcher(slog.New(slog.NewTextHandler(said, nil)), 10*time.Millisecond)
-	defer w.close()
-	file := filepath.Join(t.TempDir(), "config.conf")
-	w.follow([]string{file})
-	if line := <-said; !strings.Contains(line, "level=WARN") || !strings.Contains(line, "fs.inotify.max_user_instances") {
-		t.Error(line)
-	}
-	for range 3 {
-		eventually.Receive(t, "it looks by itself", w.changed)
-	}
-	if len(said) > 0 {
-		t.Errorf("said again: %s", <-said)
-	}
-	limit("8")
-	if line := <-said; !strings.Contains(line, "at once again") {
-		t.Error(line)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if got := w.notify.WatchList(); len(got) != 1 || got[0] != filepath.Dir(file) {
-		t.Errorf("watched: %v", got)
-	}
-}
-
-// lines takes what is logged.
-type lines chan string
-
-func (l lines) Write(line []byte) (int, error) {
-	l <- string(line)
-	return len(line), nil
-}
-
 // A configuration that is being applied is given up when the files say something else, not when they are looked at.
 func TestWatcher_whenOther(t *testing.T) {
-	w := newWatcher(slog.New(slog.DiscardHandler), time.Hour)
+	w := newWatcher(time.Hour)
 	defer w.close()
 	now, looked, outdated := configured(t, "mode: iptables"), make(chan struct{}), make(chan struct{})
 	other := configured(t, "mode: nftables")
