@@ -99,29 +99,24 @@ func (i *inspection) explain(ctx context.Context, assumed bool, iface string, ar
 	if err != nil {
 		return cli.Misused(err)
 	}
-	if !i.IsOffline() {
-		return i.askExplanation(ctx, p, assumed)
-	}
-	table, err := i.Offline(ctx)
-	if err != nil {
-		return err
-	}
-	x := table.Explain(p)
-	x.Assumed = assumed
-	return errors.Join(i.Print(x), unreached(x))
-}
-
-func (i *inspection) askExplanation(ctx context.Context, p model.Packet, assumed bool) error {
 	x, err := i.explanation(ctx, p)
 	if err != nil {
 		return err
 	}
 	x.Assumed = assumed
-	return errors.Join(i.Print(x), unreached(x))
+	// Exit status 1 is for a packet that reaches no backend.
+	return errors.Join(i.Print(x), cli.Found(x.Verdict != model.Forward.String()))
 }
 
-// explanation has the running proxy explain a packet.
+// explanation explains a packet.
 func (i *inspection) explanation(ctx context.Context, p model.Packet) (x service.Explanation, err error) {
+	if i.IsOffline() {
+		table, err := i.Offline(ctx)
+		if err != nil {
+			return x, err
+		}
+		return table.Explain(p), nil
+	}
 	q := url.Values{
 		"destination": {p.Destination.String()}, "protocol": {p.Protocol.String()}, "interface": {p.Interface},
 	}
@@ -132,6 +127,3 @@ func (i *inspection) explanation(ctx context.Context, p model.Packet) (x service
 	err = i.Get(ctx, "/explain?"+q.Encode(), &x)
 	return x, err
 }
-
-// unreached is exit status 1 for a packet that reaches no backend.
-func unreached(x service.Explanation) error { return cli.Found(x.Verdict != model.Forward.String()) }

@@ -54,15 +54,8 @@ type probed struct {
 // atATime bounds the connections that are being opened.
 const atATime = 64
 
-func (q *serviceQuestion) probe(ctx context.Context, args []string, timeout time.Duration) (err error) {
-	var all engine.Services
-	if len(args) > 0 {
-		all, err = q.one(ctx, args[0])
-	} else {
-		about := q.about(nil)
-		about.Set("endpoints", "1")
-		all, err = q.services(ctx, about)
-	}
+func (q *serviceQuestion) probe(ctx context.Context, args []string, timeout time.Duration) error {
+	all, err := q.some(ctx, args, true)
 	if err != nil {
 		return err
 	}

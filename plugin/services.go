@@ -122,25 +122,25 @@ var errUnknown = errors.New("the proxy has no such Service: it does not exist, i
 
 // one is a Service by its name.
 func (q *serviceQuestion) one(ctx context.Context, name string) (engine.Services, error) {
-	all, err := q.services(ctx, q.about([]string{name}))
-	if err == nil && len(all.Services) == 0 {
-		err = cli.Failed(fmt.Errorf("%s: %w", q.named(name), errUnknown))
+	return q.some(ctx, []string{name}, true)
+}
+
+// some are the Service of a name or, if there is no name, all.
+func (q *serviceQuestion) some(ctx context.Context, args []string, endpoints bool) (engine.Services, error) {
+	about := q.about(args)
+	if endpoints {
+		about.Set("endpoints", "1")
+	}
+	all, err := q.services(ctx, about)
+	if err == nil && len(args) > 0 && len(all.Services) == 0 {
+		err = cli.Failed(fmt.Errorf("%s: %w", q.named(args[0]), errUnknown))
 	}
 	return all, err
 }
 
-func (q *serviceQuestion) list(ctx context.Context, args []string) (err error) {
+func (q *serviceQuestion) list(ctx context.Context, args []string) error {
 	wide := q.Output == "wide" || len(args) > 0
-	var all engine.Services
-	if len(args) > 0 {
-		all, err = q.one(ctx, args[0])
-	} else {
-		about := q.about(args)
-		if q.Output != "text" {
-			about.Set("endpoints", "1")
-		}
-		all, err = q.services(ctx, about)
-	}
+	all, err := q.some(ctx, args, q.Output != "text")
 	switch {
 	case err != nil:
 		return err
@@ -250,12 +250,7 @@ func serviceRows(all engine.Services, s engine.ServiceReport, wide bool) (rows [
 	return rows
 }
 
-func portText(p service.PortSummary) string {
-	if p.Name == "" {
-		return p.Port
-	}
-	return p.Name + " " + p.Port
-}
+func portText(p service.PortSummary) string { return strings.TrimSpace(p.Name + " " + p.Port) }
 
 // addressText names all addresses, or the ClusterIP and the numbers of others.
 func addressText(p service.PortSummary, wide bool) string {

@@ -54,8 +54,8 @@ func differences() []difference {
 func blocking() []difference {
 	return []difference{
 		{Blocks, "", "nftables ipvs", "kernel", "older than Linux 5.13, which this mode needs",
-			"take `iptables`, or from Linux 5.10 `ebpf`", olderThan(5, 13)},
-		{Blocks, "", "ebpf", "kernel", "older than Linux 5.10, which this mode needs", "take `iptables`", olderThan(5, 10)},
+			"take `iptables`, or from Linux 5.10 `ebpf`", olderThan("5.13")},
+		{Blocks, "", "ebpf", "kernel", "older than Linux 5.10, which this mode needs", "take `iptables`", olderThan("5.10")},
 		{Blocks, "", "", "configuration", "Fairlead would refuse it", "correct it",
 			func(s *seen) []string { return s.invalid }},
 		{Blocks, "cilium", "", "kube-proxy-replacement", "Cilium goes on serving, before Fairlead",
@@ -198,9 +198,9 @@ func ofOtherProxies() []difference {
 
 // The functions below make the objects of a difference.
 
-func olderThan(major, minor int) func(*seen) []string {
+func olderThan(release string) func(*seen) []string {
 	return func(s *seen) []string {
-		if a, b, known := release(s.Kernel); known && (a < major || a == major && b < minor) {
+		if before(s.Kernel, release) {
 			return []string{s.Kernel}
 		}
 		return nil

@@ -1,7 +1,6 @@
 package migrate
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -129,6 +128,5 @@ func kernelRelease() (string, error) {
 	if err := unix.Uname(&name); err != nil {
 		return "", fmt.Errorf("kernel: %w", err)
 	}
-	text, _, _ := bytes.Cut(name.Release[:], []byte{0})
-	return string(text), nil
+	return unix.ByteSliceToString(name.Release[:]), nil
 }

@@ -114,21 +114,18 @@ func (s *seen) conclude() {
 
 // propose is the mode that docs/choosing.md names for a kernel.
 func propose(kernel string) string {
-	if a, b, known := release(kernel); known && (a < 5 || a == 5 && b < 13) {
+	if before(kernel, "5.13") {
 		return "iptables"
 	}
 	return "nftables"
 }
 
-func release(kernel string) (major, minor int, known bool) {
-	n, _ := fmt.Sscanf(kernel, "%d.%d", &major, &minor)
-	return major, minor, n == 2
-}
-
-func before(a, b string) bool {
-	a1, a2, _ := release(a)
-	b1, b2, _ := release(b)
-	return a1 < b1 || a1 == b1 && a2 < b2
+// before reports whether a kernel is of an earlier release than another one, as far as that is known.
+func before(kernel, other string) bool {
+	var a, b [2]int
+	_, err := fmt.Sscanf(kernel, "%d.%d", &a[0], &a[1])
+	_, _ = fmt.Sscanf(other, "%d.%d", &b[0], &b[1])
+	return err == nil && slices.Compare(a[:], b[:]) < 0
 }
 
 // findConfig takes the configuration that --config names, or else that of a process here.
