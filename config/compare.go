@@ -102,7 +102,7 @@ func class(path string) Class {
 		"iptables.masqueradeAll", "nftables.masqueradeAll", "bindAddress", "nodeIPs", "backendHealth", "ejection",
 		"winkernel.enableDSR",
 		"winkernel.forwardHealthCheckVip",
-		"featureGates." + gateExternalIPs,
+		"featureGates." + GateExternalIPs,
 	}):
 		return OnTable
 	case matches(path, []string{

@@ -32,12 +32,11 @@ type Config struct {
 	// Files are those that were read, and those that would be if they existed.
 	Files []string
 
-	gates gates
-	unset bool // the mode
-}
+	// ModeUnset says that no file or flag names a mode.
+	ModeUnset bool
 
-// ModeUnset reports whether no file or flag names a mode.
-func (c *Config) ModeUnset() bool { return c.unset }
+	gates gates
+}
 
 // Enabled reports whether one of Kubernetes' feature gates is on. Gates that kube-proxy does not know
 // are off.

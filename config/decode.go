@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 	"strings"
@@ -74,7 +73,7 @@ func more(data []byte) bool {
 	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
 	for n := 0; ; {
 		text, err := documents.Read()
-		if errors.Is(err, io.EOF) || err != nil {
+		if err != nil { // io.EOF, or what the parser will tell
 			return false
 		}
 		if len(bytes.Trim(text, "- \t\r\n")) > 0 {

@@ -90,9 +90,6 @@ func (f *Flags) AddTo(set *pflag.FlagSet) {
 	}
 }
 
-// Sets are the flags in groups, in the order in which help shows them.
-func (f *Flags) Sets() cliflag.NamedFlagSets { return f.sets }
-
 // Lookup is the flag of a name; nil: there is none.
 func (f *Flags) Lookup(name string) *pflag.Flag {
 	for _, set := range f.sets.FlagSets {

@@ -11,14 +11,13 @@ import (
 
 // Gates that change what Fairlead does.
 const (
-	gateExternalIPs = "AllowServiceExternalIPs"
+	GateExternalIPs = "AllowServiceExternalIPs" // KEP-5707
+	GateFlagz       = "ComponentFlagz"
+	GateStatusz     = "ComponentStatusz"
 	gateIPVS        = "KubeProxyIPVS"
-
-	GateFlagz   = "ComponentFlagz"
-	GateStatusz = "ComponentStatusz"
 )
 
-func meaningfulGates() []string { return []string{gateExternalIPs, gateIPVS, GateFlagz, GateStatusz} }
+func meaningfulGates() []string { return []string{GateExternalIPs, gateIPVS, GateFlagz, GateStatusz} }
 
 // alwaysOn are gates of what Fairlead does in any case, and of what changes nothing in it by itself.
 func alwaysOn() []string {

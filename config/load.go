@@ -44,7 +44,7 @@ func (f *Flags) Load() (*Config, error) {
 		return nil, errors.Join(append(l.errs, l.fatal)...)
 	}
 	l.ownMode()
-	l.config.unset = l.config.KubeProxy.Mode == ""
+	l.config.ModeUnset = l.config.KubeProxy.Mode == ""
 	setModeDefaults(&l.config.KubeProxy)
 	fold(&l.config.KubeProxy)
 	l.judge()

@@ -15,7 +15,7 @@ import (
 func (c *Config) meaningless() (lines []string) {
 	switch {
 	case string(c.KubeProxy.Mode) == c.Plane:
-	case c.unset:
+	case c.ModeUnset:
 		lines = append(lines, fmt.Sprintf("mode is not set, which means %s, as with kube-proxy; "+
 			"the data plane %s serves it", c.KubeProxy.Mode, c.Plane))
 	default:

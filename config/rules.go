@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -112,21 +110,12 @@ func judgeAddresses(c *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) 
 	for name, address := range map[string]string{
 		"healthzBindAddress": c.HealthzBindAddress, "metricsBindAddress": c.MetricsBindAddress,
 	} {
-		if address != "" && !isListener(address) {
+		if address != "" && parseAddrPort(address).Port() == 0 {
 			errs = append(errs, field.Invalid(field.NewPath(name), address,
 				"must be an IP address and a port within 1 and 65535, like 0.0.0.0:10256 or [::]:10256"))
 		}
 	}
 	return errs
-}
-
-func isListener(address string) bool {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil || !parseAddr(host).IsValid() {
-		return false
-	}
-	number, err := strconv.Atoi(port)
-	return err == nil && number > 0 && number <= 65535
 }
 
 func judgeNodePorts(addresses []string) (errs field.ErrorList) {

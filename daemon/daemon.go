@@ -308,7 +308,7 @@ func (d *Daemon) runOnce(ctx context.Context) error {
 func (d *Daemon) serve(ctx context.Context) error {
 	d.report.emit(kube.Event{Reason: reasonStarting})
 	d.reportSubstitute()
-	if c := d.config.Load(); c.ModeUnset() && !standalone(c) {
+	if c := d.config.Load(); c.ModeUnset && !standalone(c) {
 		d.report.warn(reasonDefaultMode, fmt.Sprintf("no mode is configured; this means %s, which the data plane %s "+
 			"serves. Set mode (--proxy-mode): the default of a later kube-proxy will be nftables", c.KubeProxy.Mode, d.mode()))
 	}

@@ -35,9 +35,6 @@ func nodeName(c *config.Config) (string, error) {
 // standalone reports whether manifests are served, not the Services of an API server.
 func standalone(c *config.Config) bool { return len(c.Fairlead.Manifests) > 0 }
 
-// gateExternalIPs is on unless it is turned off (KEP-5707).
-const gateExternalIPs = "AllowServiceExternalIPs"
-
 // tableOptions are what the configuration means for the rows.
 func tableOptions(c *config.Config) (service.Options, error) {
 	name, err := nodeName(c)
@@ -47,7 +44,7 @@ func tableOptions(c *config.Config) (service.Options, error) {
 		NodePortAddresses: c.NodePortAddresses(),
 		DetectLocal:       detectLocal(c),
 		MasqueradeAll:     c.MasqueradeAll(),
-		ExternalIPs:       c.Enabled(gateExternalIPs),
+		ExternalIPs:       c.Enabled(config.GateExternalIPs),
 		Listeners:         listeners(c),
 		Manifests:         standalone(c),
 		HNS:               hns(c),

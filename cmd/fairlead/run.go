@@ -139,11 +139,9 @@ func logOutput(flags *config.Flags) (io.Writer, error) {
 
 // values are what the flags say, by name.
 func values(flags *config.Flags) map[string]string {
-	all := map[string]string{}
-	sets := flags.Sets()
-	for _, set := range sets.FlagSets {
-		set.VisitAll(func(f *pflag.Flag) { all[f.Name] = f.Value.String() })
-	}
+	all, set := map[string]string{}, pflag.NewFlagSet("", pflag.ContinueOnError)
+	flags.AddTo(set)
+	set.VisitAll(func(f *pflag.Flag) { all[f.Name] = f.Value.String() })
 	return all
 }
 
