@@ -450,7 +450,7 @@ func (d *Daemon) about() engine.About {
 	}
 	for _, w := range f.watches() {
 		if w.Lists > 0 {
-			a.Watches = append(a.Watches, engine.Watch{Resource: w.Resource, LastMessage: w.LastMessage})
+			a.Watches = append(a.Watches, w)
 		}
 	}
 	return a

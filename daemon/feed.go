@@ -9,7 +9,7 @@ import (
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/drain"
-	"fairlead.dev/fairlead/metrics"
+	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/readiness"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source"
@@ -48,9 +48,9 @@ type feed struct {
 	settings feedSettings
 	source   source.Source
 	events   emitter
-	leases   drain.API              // nil: there are none
-	gate     *readiness.Gate        // nil: there is none
-	watches  func() []metrics.Watch // nil: there are none
+	leases   drain.API             // nil: there are none
+	gate     *readiness.Gate       // nil: there is none
+	watches  func() []engine.Watch // nil: there are none
 }
 
 // open begins to watch the manifests or the API server, and the addresses of this machine.
@@ -86,13 +86,13 @@ func (s feedSettings) openObjects(l *Logs) (*feed, error) {
 	if s.readinessGate {
 		f.gate = (&readiness.Gate{Node: s.node, API: client, Log: l.Logger(), Emit: f.events.Emit}).Open()
 	}
-	f.watches = func() (all []metrics.Watch) {
+	f.watches = func() (all []engine.Watch) {
 		watches := cluster.Watches()
 		if f.gate != nil {
 			watches = append(watches, f.gate.Watches()...)
 		}
 		for _, w := range watches {
-			all = append(all, metrics.Watch(w))
+			all = append(all, engine.Watch(w))
 		}
 		return all
 	}

@@ -43,7 +43,8 @@ type About struct {
 // Watch is how the watch of one kind of objects does.
 type Watch struct {
 	Resource    string    `json:"resource"`
-	LastMessage time.Time `json:"heard"` // when the API server last said something, be it a bookmark
+	LastMessage time.Time `json:"heard"` // when the API server last said something, be it a bookmark; or was asked first
+	Lists       int       `json:"-"`     // how often all objects were listed
 }
 
 // report does not wait for the loop: it is wanted most when that is stuck.

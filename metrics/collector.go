@@ -33,7 +33,7 @@ type collector struct {
 
 	mu      sync.Mutex
 	engine  Engine
-	watches func() []Watch
+	watches func() []engine.Watch
 	counted *counts // nil: never
 
 	build, mode, rows, noLocal                    *metrics.Desc
@@ -86,7 +86,7 @@ func (c *collector) follow(e Engine) {
 	c.stale.Store(true)
 }
 
-func (c *collector) watch(f func() []Watch) {
+func (c *collector) watch(f func() []engine.Watch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.watches = f

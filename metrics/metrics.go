@@ -23,6 +23,8 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // client-go tells legacyregistry of its requests
+
+	"fairlead.dev/fairlead/engine"
 )
 
 // Options say what a Metrics shows of the process. Its functions may be called from several
@@ -33,13 +35,6 @@ type Options struct {
 	// ShowHiddenFor, if not empty, shows metrics that are hidden because they are deprecated
 	// (--show-hidden-metrics-for-version). It holds for the whole process.
 	ShowHiddenFor string
-}
-
-// Watch is how the watch of one kind of objects does.
-type Watch struct {
-	Resource    string    // "services"
-	LastMessage time.Time // when the API server last said something, be it a bookmark; or when it was asked first
-	Lists       int       // how often everything was listed
 }
 
 // Metrics implements engine.Observer and dataplane.Meter.
@@ -67,7 +62,7 @@ func New(o Options) *Metrics {
 func (m *Metrics) Follow(e Engine) { m.collector.follow(e) }
 
 // Watching sets the function that reports the watches of the API server; nil: none.
-func (m *Metrics) Watching(f func() []Watch) { m.collector.watch(f) }
+func (m *Metrics) Watching(f func() []engine.Watch) { m.collector.watch(f) }
 
 // ConfigurationRefused says whether a configuration is in force that the files do not say any more.
 func (m *Metrics) ConfigurationRefused(is bool) { m.own.stale.Set(truth(is)) }

@@ -221,8 +221,8 @@ gauge fairlead_oldest_pending_change_seconds{} 90
 func TestWatchesAndInfo(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		m := metrics.New(metrics.Options{Version: "v1", Mode: func() string { return "nftables" }})
-		m.Watching(func() []metrics.Watch {
-			return []metrics.Watch{
+		m.Watching(func() []engine.Watch {
+			return []engine.Watch{
 				{Resource: "services", LastMessage: time.Now().Add(-time.Minute), Lists: 2},
 				{Resource: "nodes", LastMessage: time.Now(), Lists: 1},
 			}

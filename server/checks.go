@@ -45,8 +45,3 @@ func (c *checks) healthz(w http.ResponseWriter, r *http.Request) {
 	}
 	fmt.Fprint(w, "ok")
 }
-
-func (c *checks) ping(w http.ResponseWriter, _ *http.Request) {
-	header(w, "text/plain; charset=utf-8")
-	fmt.Fprint(w, "ok")
-}

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"runtime"
@@ -16,17 +15,18 @@ import (
 // pages are what /statusz and /flagz say. Their objects have the fields of config.k8s.io, whose types
 // are in a library that would bring an API server along.
 type pages struct {
-	name    string
 	version string
 	flagsOf func() map[string]string
 	started time.Time
 }
 
+const component = "fairlead"
+
 // emulated is the release of Kubernetes whose kube-proxy this is like.
 const emulated = "1.37"
 
 func newPages(o Options) *pages {
-	p := &pages{name: cmp.Or(o.Name, "fairlead"), version: o.Version, flagsOf: o.Flags, started: time.Now()}
+	p := &pages{version: o.Version, flagsOf: o.Flags, started: time.Now()}
 	if seconds, err := metrics.GetProcessStart(); err == nil {
 		p.started = time.Unix(int64(seconds), 0)
 	}
@@ -59,7 +59,7 @@ type name struct {
 func (p *pages) status(of metav1.TypeMeta) any {
 	return statusz{
 		TypeMeta:         of,
-		Metadata:         name{p.name},
+		Metadata:         name{component},
 		StartTime:        metav1.NewTime(p.started),
 		UptimeSeconds:    int64(time.Since(p.started).Seconds()),
 		GoVersion:        runtime.Version(),
@@ -70,17 +70,17 @@ func (p *pages) status(of metav1.TypeMeta) any {
 }
 
 func (p *pages) flags(of metav1.TypeMeta) any {
-	return flagz{TypeMeta: of, Metadata: name{p.name}, Flags: p.flagsOf()}
+	return flagz{TypeMeta: of, Metadata: name{component}, Flags: p.flagsOf()}
 }
 
-func (p *pages) header(page string) string {
-	return fmt.Sprintf("\n%s %s\nFor people, who read what may change; programs ask for application/json.\n", p.name, page)
+func pageHeader(page string) string {
+	return fmt.Sprintf("\n%s %s\nFor people, who read what may change; programs ask for application/json.\n", component, page)
 }
 
 func (p *pages) statusText() string {
 	s := p.status(metav1.TypeMeta{}).(statusz)
 	up := time.Duration(s.UptimeSeconds) * time.Second
-	return p.header("statusz") + fmt.Sprintf(`
+	return pageHeader("statusz") + fmt.Sprintf(`
 Started: %s
 Up: %d hr %02d min %02d sec
 Go version: %s
@@ -93,7 +93,7 @@ Paths: %s
 
 func (p *pages) flagText() string {
 	var b strings.Builder
-	b.WriteString(p.header("flagz"))
+	b.WriteString(pageHeader("flagz"))
 	flags := p.flagsOf()
 	for _, flag := range slices.Sorted(maps.Keys(flags)) {
 		fmt.Fprintf(&b, "%s=%s\n", flag, flags[flag])

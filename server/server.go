@@ -29,7 +29,6 @@ type Options struct {
 	Mode    func() string            // the data plane in force
 	Config  func() map[string]any    // by API group of the configuration
 	Flags   func() map[string]string // values by name
-	Name    string                   // of this component; empty: fairlead
 	Version string                   // of this build, as "0.1.0"
 	// Profiling says whether profiles are given out and flags taken, Flagz and Statusz whether these
 	// pages are there; nil: never.
@@ -69,9 +68,6 @@ func New(o Options) *Server {
 	pool := httpserve.New(httpserve.Metrics(), o.ConnectionClosed)
 	return &Server{handler: newHandler(o), pool: pool, log: o.Log}
 }
-
-// Handler serves what listeners serve.
-func (s *Server) Handler() http.Handler { return s.handler }
 
 // Listen moves the Server to an address (host:port; port 0: any), or nowhere if it is empty. Nothing
 // happens if it listens there already. The new listener is opened, on the calling thread and thus in

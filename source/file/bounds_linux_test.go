@@ -158,8 +158,8 @@ func TestYAMLToJSON(t *testing.T) {
 		"a: 1\na: 2\n", "? a\n: - b\n  - c: [d, {e: f}]\n", web, webSlice, "a: .inf", "a: [", "{a: b: c}", "*a", "!!int x",
 	} {
 		want, wantErr := yaml.YAMLToJSON([]byte(text))
-		got, err := yamlToJSON([]byte(text))
-		if (err == nil) != (wantErr == nil) || err == nil && compact(t, got) != compact(t, want) {
+		got, err := convertYAML([]byte(text))
+		if (err == nil) != (wantErr == nil) || err == nil && compact(t, got.Bytes()) != compact(t, want) {
 			t.Errorf("%q: %s, %v; want %s, %v", text, got, err, want, wantErr)
 		}
 	}

@@ -31,15 +31,7 @@ var (
 	errKey    = errors.New("has a key that is a list, a map or null")
 )
 
-// yamlToJSON converts one document.
-func yamlToJSON(text []byte) ([]byte, error) {
-	w, err := convertYAML(text)
-	if err != nil {
-		return nil, err
-	}
-	return w.Bytes(), nil
-}
-
+// convertYAML converts one document.
 func convertYAML(text []byte) (*jsonWriter, error) {
 	var root node
 	if err := yaml.Unmarshal(text, &root); err != nil {

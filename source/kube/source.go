@@ -129,12 +129,7 @@ func (s *Source) update(f func(*service.Batch)) {
 // remind says from time to time what the first Batch waits for.
 func (s *Source) remind(every time.Duration, server string) {
 	start := time.Now()
-	for ; ; every = min(2*every, maxReminder) {
-		select {
-		case <-time.After(every):
-		case <-s.ctx.Done():
-			return
-		}
+	for ; sleep(s.ctx, every); every = min(2*every, maxReminder) {
 		s.mu.Lock()
 		missing := s.missing()
 		s.mu.Unlock()
@@ -149,21 +144,12 @@ func (s *Source) remind(every time.Duration, server string) {
 // remindOfNode says from time to time that there is still no Node, as it may never come: the name is wrong. It returns
 // when there is one. The Table reports what that means, and that a Node went.
 func (s *Source) remindOfNode(every time.Duration) {
-	for ; ; every = min(2*every, maxReminder) {
-		select {
-		case <-time.After(every):
-		case <-s.ctx.Done():
-			return
-		}
-		there := false
+	for there := false; !there && sleep(s.ctx, every); every = min(2*every, maxReminder) {
 		s.update(func(b *service.Batch) {
 			if there = s.hasNode(); !there {
 				b.Node = &service.Node{}
 			}
 		})
-		if there {
-			return
-		}
 	}
 }
 

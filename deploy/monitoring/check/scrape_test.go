@@ -44,8 +44,8 @@ func (counting) Counters(context.Context) (dataplane.Counters, error) {
 func exporter(t *testing.T) http.Handler {
 	t.Helper()
 	m := metrics.New(metrics.Options{Version: "v1", Mode: func() string { return "nftables" }})
-	m.Watching(func() []metrics.Watch {
-		return []metrics.Watch{{Resource: "services", LastMessage: time.Now(), Lists: 1}}
+	m.Watching(func() []engine.Watch {
+		return []engine.Watch{{Resource: "services", LastMessage: time.Now(), Lists: 1}}
 	})
 	m.ServiceSeries(10)
 	m.Follow(following{})
