@@ -2,7 +2,6 @@ package config
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -25,36 +24,11 @@ const (
 	Rebuild
 )
 
-func (c Class) String() string {
-	switch c {
-	case NoEffect:
-		return "no effect"
-	case AtStart:
-		return "at the next start"
-	case InPlace:
-		return "in place"
-	case OnTable:
-		return "on the table"
-	default:
-		return "rebuild"
-	}
-}
-
 // Change is a setting that differs between two Configs.
 type Change struct {
 	Field    string // its path in the file
 	Old, New string // as JSON; empty: not set
 	Class    Class
-}
-
-func (c Change) String() string {
-	value := func(text string) string {
-		if text == "" {
-			return "nothing"
-		}
-		return text
-	}
-	return fmt.Sprintf("%s: from %s to %s (%s)", c.Field, value(c.Old), value(c.New), c.Class)
 }
 
 // Changes are sorted by their fields.
@@ -65,15 +39,6 @@ func (c Changes) Has(paths ...string) bool {
 	return slices.ContainsFunc(c, func(change Change) bool {
 		return change.Class != NoEffect && matches(change.Field, paths)
 	})
-}
-
-// String has one line for each Change.
-func (c Changes) String() string {
-	lines := make([]string, len(c))
-	for i, change := range c {
-		lines[i] = change.String()
-	}
-	return strings.Join(lines, "\n")
 }
 
 // Compare lists what differs between two Configs that Load has made.

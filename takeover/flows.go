@@ -23,8 +23,6 @@ type flow struct {
 	client, assigned netip.AddrPort
 }
 
-func (f flow) String() string { return fmt.Sprintf("%d %s %s", f.protocol, f.client, f.assigned) }
-
 // ipvsFlows are the connections of IPVS.
 func ipvsFlows() (map[flow]bool, error) {
 	f, err := os.Open("/proc/thread-self/net/ip_vs_conn")

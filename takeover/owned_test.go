@@ -1,6 +1,7 @@
 package takeover
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -47,7 +48,7 @@ func TestParseFlow(t *testing.T) {
 	} {
 		got := ""
 		if f, ok := parseFlow(line); ok {
-			got = f.String()
+			got = fmt.Sprintf("%d %s %s", f.protocol, f.client, f.assigned)
 		}
 		if got != want {
 			t.Errorf("%q is %q, should be %q", line, got, want)

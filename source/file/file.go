@@ -141,14 +141,6 @@ func (s *Source) Close() error {
 	return s.watcher.close()
 }
 
-// Skipped counts the objects of kinds that are of no use, by kind, as of the last Next.
-func (s *Source) Skipped() map[string]int {
-	if s.said == nil {
-		return nil
-	}
-	return s.said.skipped
-}
-
 // Next implements source.Source. It ends early only with ctx, and then loses nothing.
 func (s *Source) Next(ctx context.Context) (service.Batch, error) {
 	for ctx.Err() == nil {

@@ -211,7 +211,7 @@ func TestFile_otherKindsAreCounted(t *testing.T) {
 	b := newBench(t, map[string]string{"a.yaml": "apiVersion: apps/v1\nkind: Deployment\n---\n" + web +
 		"---\napiVersion: v1\nkind: ConfigMapList\nitems:\n- metadata: {name: a}\n- metadata: {name: b}\n"}).start()
 	b.expect(webRow)
-	if got := fmt.Sprint(b.Skipped()); got != "map[ConfigMap:2 Deployment:1]" {
+	if got := fmt.Sprint(b.said.skipped); got != "map[ConfigMap:2 Deployment:1]" {
 		t.Fatal(got)
 	}
 }
