@@ -10,126 +10,71 @@ const (
 	fairleadFile       = "fairlead.conf"
 )
 
-// FairleadConfiguration is what kube-proxy has no words for.
+// FairleadConfiguration is what kube-proxy has no words for. flags.txt says what each field is for.
 type FairleadConfiguration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Manifests are files and directories whose Services are served without a cluster; none: those of
-	// the API server.
-	Manifests []string `json:"manifests,omitempty"`
-	// NodeIPs are the primary addresses of this node, at most one of each family; none: those that
-	// the Node object or else the interfaces have.
-	NodeIPs []string `json:"nodeIPs,omitempty"`
-	// ControlSocket is the path of the Unix socket on which dump, explain and others ask; empty: none.
-	ControlSocket string `json:"controlSocket"`
-	// HealthCheckMaxAge is how long "fairlead answer-health" answers at health check ports for a process that is away;
-	// 0: the process itself answers.
+	Manifests         []string        `json:"manifests,omitempty"` // none: the objects are those of the API server
+	NodeIPs           []string        `json:"nodeIPs,omitempty"`
+	ControlSocket     string          `json:"controlSocket"`
 	HealthCheckMaxAge metav1.Duration `json:"healthCheckMaxAge,omitempty"`
-	// AuditInterval is the time between two comparisons of the kernel with what it should hold.
-	AuditInterval metav1.Duration `json:"auditInterval,omitempty"`
-	// MetricsServices is how many ports of Services, those with the most connections, have metrics of their own. All
-	// others together have one; 0: none has.
-	MetricsServices int32 `json:"metricsServices"`
-	// Counters is for what the connections are counted in modes nftables and iptables: "off", "services" or "backends".
-	// The last one counts packets and bytes, too, also those of sockets in mode ebpf.
-	Counters Counters `json:"counters,omitempty"`
-	// Flowtable is whether open connections that the node forwards go past the kernel's hooks in mode nftables. "auto"
-	// does so while no other program has rules there that see them, "always" in any case. The default is "off".
-	Flowtable Flowtable `json:"flowtable,omitempty"`
-	// BackendHealth says what becomes of backends that do not answer clients of this node: "off", "observe" or "eject".
-	BackendHealth BackendHealth `json:"backendHealth,omitempty"`
-	// Ejection says when a backend is ejected, and when it comes back.
-	Ejection Ejection `json:"ejection,omitempty"`
-	// ResetOrphans has open connections of TCP reset whose backend is gone and does not acknowledge what it was sent. The
-	// default is true: such a connection can only hang. One to a backend that answers is never reset.
-	ResetOrphans bool `json:"resetOrphans"`
-	// ReadinessGate has pods of this node that name the readiness gate fairlead.dev/routed become ready only once the
-	// node reaches them. The default is false: nothing is asked about pods.
-	ReadinessGate bool `json:"readinessGate,omitempty"`
-	// TakeOver says what becomes of rules that kube-proxy has left on the node: "Remove", once
-	// Fairlead's own are in force, or "Keep".
-	TakeOver TakeOver `json:"takeOver,omitempty"`
-	// IPTablesBackend is which packet filter of the kernel holds the rules of mode iptables; empty: the one
-	// that the machine's iptables uses.
-	IPTablesBackend IPTablesBackend `json:"iptablesBackend,omitempty"`
-	// IPVSAddressMode is how the node takes packets to Service addresses for its own in mode ipvs.
-	IPVSAddressMode IPVSAddressMode `json:"ipvsAddressMode,omitempty"`
-	// IPVSDrainTimeout is how long a backend that is gone keeps its connections in mode ipvs; 0: as long as they last.
-	IPVSDrainTimeout metav1.Duration `json:"ipvsDrainTimeout,omitempty"`
-	// EBPF is for the data plane ebpf.
-	EBPF EBPF `json:"ebpf,omitempty"`
-	// Userspace is for the data plane userspace.
-	Userspace Userspace `json:"userspace,omitempty"`
+	AuditInterval     metav1.Duration `json:"auditInterval,omitempty"`
+	MetricsServices   int32           `json:"metricsServices"`
+	Counters          Counters        `json:"counters,omitempty"`
+	Flowtable         Flowtable       `json:"flowtable,omitempty"`
+	BackendHealth     BackendHealth   `json:"backendHealth,omitempty"`
+	Ejection          Ejection        `json:"ejection,omitempty"`
+	ResetOrphans      bool            `json:"resetOrphans"`
+	ReadinessGate     bool            `json:"readinessGate,omitempty"`
+	TakeOver          TakeOver        `json:"takeOver,omitempty"`
+	IPTablesBackend   IPTablesBackend `json:"iptablesBackend,omitempty"`
+	IPVSAddressMode   IPVSAddressMode `json:"ipvsAddressMode,omitempty"`
+	IPVSDrainTimeout  metav1.Duration `json:"ipvsDrainTimeout,omitempty"`
+	EBPF              EBPF            `json:"ebpf,omitempty"`
+	Userspace         Userspace       `json:"userspace,omitempty"`
 }
 
 // Ejection are the settings of backendHealth. They are compared.
 type Ejection struct {
-	// Failures in a row after which a backend is taken for dead.
-	Failures int32 `json:"failures,omitempty"`
-	// FloorPercent of a pool's ready backends always stay in use.
-	FloorPercent int32 `json:"floorPercent,omitempty"`
-	// Time of the first ejection; each further one takes twice as long.
-	Time metav1.Duration `json:"time,omitempty"`
-	// MaxTime of an ejection.
-	MaxTime metav1.Duration `json:"maxTime,omitempty"`
-	// SlowStart is how long a backend that answers again takes to get its full share of new connections.
-	SlowStart metav1.Duration `json:"slowStart,omitempty"`
+	Failures     int32           `json:"failures,omitempty"`
+	FloorPercent int32           `json:"floorPercent,omitempty"`
+	Time         metav1.Duration `json:"time,omitempty"`
+	MaxTime      metav1.Duration `json:"maxTime,omitempty"`
+	SlowStart    metav1.Duration `json:"slowStart,omitempty"`
 }
 
-// Userspace are the settings of the data plane userspace. They are compared.
+// Userspace are the settings of the data plane userspace. They are compared. A bound of 0 is the plane's default.
 type Userspace struct {
-	// Redirect is how packets come to the process.
-	Redirect UserspaceRedirect `json:"redirect,omitempty"`
-	// DialTimeout is for how long one backend is waited for.
-	DialTimeout metav1.Duration `json:"dialTimeout,omitempty"`
-	// Dials is how many backends are tried for one connection.
-	Dials int32 `json:"dials,omitempty"`
-	// IdleTimeout ends a connection of TCP over which nothing passes.
-	IdleTimeout metav1.Duration `json:"idleTimeout,omitempty"`
-	// HalfClosedTimeout does so where one side has ended its direction.
-	HalfClosedTimeout metav1.Duration `json:"halfClosedTimeout,omitempty"`
-	// UDPTimeout ends a flow of UDP that is silent.
-	UDPTimeout metav1.Duration `json:"udpTimeout,omitempty"`
-	// UDPStreamTimeout does so where it was answered and has gone on.
-	UDPStreamTimeout metav1.Duration `json:"udpStreamTimeout,omitempty"`
-	// MaxConnections are how many connections of TCP may be open; 0: the plane's default.
-	MaxConnections int32 `json:"maxConnections,omitempty"`
-	// MaxFlows are how many flows of UDP may be; 0: the plane's default.
-	MaxFlows int32 `json:"maxFlows,omitempty"`
+	Redirect          UserspaceRedirect `json:"redirect,omitempty"`
+	DialTimeout       metav1.Duration   `json:"dialTimeout,omitempty"`
+	Dials             int32             `json:"dials,omitempty"`
+	IdleTimeout       metav1.Duration   `json:"idleTimeout,omitempty"`
+	HalfClosedTimeout metav1.Duration   `json:"halfClosedTimeout,omitempty"`
+	UDPTimeout        metav1.Duration   `json:"udpTimeout,omitempty"`
+	UDPStreamTimeout  metav1.Duration   `json:"udpStreamTimeout,omitempty"`
+	MaxConnections    int32             `json:"maxConnections,omitempty"`
+	MaxFlows          int32             `json:"maxFlows,omitempty"`
 }
 
 // EBPF are the settings of the data plane ebpf. They are compared.
 type EBPF struct {
-	// CgroupRoot is the root of the machine's cgroups of version 2; empty: where they are mounted.
-	CgroupRoot string `json:"cgroupRoot,omitempty"`
-	// BPFRoot is where a file system of type bpf is mounted, or will be.
-	BPFRoot string `json:"bpfRoot,omitempty"`
-	// Packets says what serves packets without a socket on the node.
-	Packets EBPFPackets `json:"packets,omitempty"`
-	// Acceleration is whether drivers of devices serve known flows from outside to outside.
+	CgroupRoot   string           `json:"cgroupRoot,omitempty"`
+	BPFRoot      string           `json:"bpfRoot,omitempty"`
+	Packets      EBPFPackets      `json:"packets,omitempty"`
 	Acceleration EBPFAcceleration `json:"acceleration,omitempty"`
-	// Forwarding is whether clients from outside are hidden from backends on other nodes.
-	Forwarding EBPFForwarding `json:"forwarding,omitempty"`
-	// Sockets is whose connect() is translated.
-	Sockets EBPFSockets `json:"sockets,omitempty"`
-	// AbortTCP has TCP connections end with their backend's place in its Service, as those of UDP sockets do.
-	AbortTCP bool `json:"abortTCP,omitempty"`
-	// Sizes say how much is remembered; 0 is the plane's default.
-	Sizes EBPFSizes `json:"sizes,omitempty"`
+	Forwarding   EBPFForwarding   `json:"forwarding,omitempty"`
+	Sockets      EBPFSockets      `json:"sockets,omitempty"`
+	AbortTCP     bool             `json:"abortTCP,omitempty"`
+	Sizes        EBPFSizes        `json:"sizes,omitempty"`
 }
 
-// EBPFSizes are numbers of elements of tables, whose memory is taken at once.
+// EBPFSizes are numbers of elements of tables, whose memory is taken at once; 0 is the plane's default.
 type EBPFSizes struct {
-	// Affinities are clients of Services with session affinity.
-	Affinities int32 `json:"affinities,omitempty"`
-	// Flows are two for each peer of a UDP socket that is not connected.
-	Flows int32 `json:"flows,omitempty"`
-	// Sockets are connected ones.
-	Sockets int32 `json:"sockets,omitempty"`
-	// Translations are two for each connection of packets, four if its client is hidden.
+	Affinities   int32 `json:"affinities,omitempty"`
+	Flows        int32 `json:"flows,omitempty"`
+	Sockets      int32 `json:"sockets,omitempty"`
 	Translations int32 `json:"translations,omitempty"`
-	// Services, of one port and one backend each, that tables have room for from the start.
-	Services int32 `json:"services,omitempty"`
+	Services     int32 `json:"services,omitempty"`
 }
 
 // Counters is what connections are counted for.
