@@ -147,10 +147,7 @@ func (r *reporter) drifts(round *engine.Round) {
 		return
 	}
 	r.drifted = time.Now()
-	who := "another program"
-	if by := dataplane.Authors(round.ExternalChanges); by != "" {
-		who = by
-	}
+	who := cmp.Or(dataplane.Authors(round.ExternalChanges), "another program")
 	r.warn(reasonDrift, fmt.Sprintf("%s changed Fairlead's rules; repaired: %s%s", who, round.Drifts[0], andMore(n-1)))
 }
 

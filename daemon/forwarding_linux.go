@@ -54,7 +54,9 @@ func (f *forwarding) look(ctx context.Context) {
 	}
 	where, err := f.takeover.Blocked(ctx)
 	if err != nil {
-		f.fails(err)
+		if f.failure.Changed(err.Error()) {
+			f.log.Warn("cannot check whether chain FORWARD drops packets to pods; trying again", "error", err)
+		}
 		return
 	}
 	f.failure.Cleared()
@@ -74,10 +76,4 @@ func (f *forwarding) warn(where string) {
 		"own rules, accept packets from and to pods", "chain", where)
 	f.report.warn(reasonBlocked, fmt.Sprintf("chain FORWARD (%s) drops packets of Services, which kube-proxy's "+
 		"KUBE-FORWARD would accept; have the CNI plug-in, or your own rules, accept packets from and to pods", where))
-}
-
-func (f *forwarding) fails(err error) {
-	if f.failure.Changed(err.Error()) {
-		f.log.Warn("cannot check whether chain FORWARD drops packets to pods; trying again", "error", err)
-	}
 }

@@ -92,7 +92,7 @@ func excluded(c *config.Config) string {
 
 func hostSettings(c *config.Config) host.Settings {
 	t := &c.KubeProxy.Conntrack
-	s := host.Settings{
+	return host.Settings{
 		MaxPerCore:     int(*t.MaxPerCore),
 		Min:            int(*t.Min),
 		TCPEstablished: t.TCPEstablishedTimeout.Duration,
@@ -101,8 +101,6 @@ func hostSettings(c *config.Config) host.Settings {
 		UDP:            t.UDPTimeout.Duration,
 		UDPStream:      t.UDPStreamTimeout.Duration,
 		Accounting:     c.Fairlead.Counters == config.CountBackends,
+		OOMScoreAdj:    new(int(*c.KubeProxy.OOMScoreAdj)),
 	}
-	score := int(*c.KubeProxy.OOMScoreAdj)
-	s.OOMScoreAdj = &score
-	return s
 }

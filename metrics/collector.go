@@ -79,25 +79,6 @@ func newCollector(s *registry, o Options) *collector {
 	return c
 }
 
-func (c *collector) follow(e Engine) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.engine = e
-	c.stale.Store(true)
-}
-
-func (c *collector) watch(f func() []engine.Watch) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.watches = f
-}
-
-func (c *collector) serviceSeries(n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.plane.top.limit = n
-}
-
 // DescribeWithStability implements metrics.StableCollector.
 func (c *collector) DescribeWithStability(to chan<- *metrics.Desc) {
 	for _, d := range c.registry.scrapes {

@@ -16,7 +16,9 @@ package metrics
 //go:generate go run ./list ../docs/metrics.md
 
 import (
+	"cmp"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -59,16 +61,29 @@ func New(o Options) *Metrics {
 }
 
 // Follow says which engine to ask for its state, from now on.
-func (m *Metrics) Follow(e Engine) { m.collector.follow(e) }
+func (m *Metrics) Follow(e Engine) {
+	m.collector.mu.Lock()
+	defer m.collector.mu.Unlock()
+	m.collector.engine = e
+	m.collector.stale.Store(true)
+}
 
 // Watching sets the function that reports the watches of the API server; nil: none.
-func (m *Metrics) Watching(f func() []engine.Watch) { m.collector.watch(f) }
+func (m *Metrics) Watching(f func() []engine.Watch) {
+	m.collector.mu.Lock()
+	defer m.collector.mu.Unlock()
+	m.collector.watches = f
+}
 
 // ConfigurationRefused says whether a configuration is in force that the files do not say any more.
 func (m *Metrics) ConfigurationRefused(is bool) { m.own.stale.Set(truth(is)) }
 
 // ServiceSeries sets how many ports of Services have series of their own.
-func (m *Metrics) ServiceSeries(n int) { m.collector.serviceSeries(n) }
+func (m *Metrics) ServiceSeries(n int) {
+	m.collector.mu.Lock()
+	defer m.collector.mu.Unlock()
+	m.collector.plane.top.limit = n
+}
 
 // ForwardingBlocked says whether FORWARD is closed to what kube-proxy would accept there.
 func (m *Metrics) ForwardingBlocked(is bool) { m.own.blocked.Set(truth(is)) }
@@ -83,4 +98,8 @@ func handler(g metrics.Gatherer) http.Handler {
 }
 
 // List describes all of them but those of the whole process, sorted by name.
-func (m *Metrics) List() []Description { return m.registry.list() }
+func (m *Metrics) List() []Description {
+	all := slices.Clone(m.registry.listed)
+	slices.SortFunc(all, func(a, b Description) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}

@@ -1,11 +1,6 @@
 package metrics
 
-import (
-	"cmp"
-	"slices"
-
-	"k8s.io/component-base/metrics"
-)
+import "k8s.io/component-base/metrics"
 
 // Description is one metric, without its series.
 type Description struct {
@@ -22,18 +17,14 @@ type registry struct {
 	scrapes []*metrics.Desc // of metrics whose values are found at a scrape
 }
 
-func (s *registry) note(d Description) { s.listed = append(s.listed, d) }
-
-func (s *registry) list() []Description {
-	all := slices.Clone(s.listed)
-	slices.SortFunc(all, func(a, b Description) int { return cmp.Compare(a.Name, b.Name) })
-	return all
+func (s *registry) note(kind string, d Description) {
+	d.Type = kind
+	s.listed = append(s.listed, d)
 }
 
 // histogram makes a metric and returns what gives its series by their labels' values.
 func (s *registry) histogram(d Description, buckets []float64) func(...string) metrics.ObserverMetric {
-	d.Type = "histogram"
-	s.note(d)
+	s.note("histogram", d)
 	v := metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: d.Name, Help: d.Help, Buckets: buckets, StabilityLevel: metrics.ALPHA,
 	}, d.Labels)
@@ -42,8 +33,7 @@ func (s *registry) histogram(d Description, buckets []float64) func(...string) m
 }
 
 func (s *registry) counter(d Description) func(...string) metrics.CounterMetric {
-	d.Type = "counter"
-	s.note(d)
+	s.note("counter", d)
 	v := metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: d.Name, Help: d.Help, StabilityLevel: metrics.ALPHA,
 	}, d.Labels)
@@ -52,8 +42,7 @@ func (s *registry) counter(d Description) func(...string) metrics.CounterMetric 
 }
 
 func (s *registry) gauge(d Description) func(...string) metrics.GaugeMetric {
-	d.Type = "gauge"
-	s.note(d)
+	s.note("gauge", d)
 	v := metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: d.Name, Help: d.Help, StabilityLevel: metrics.ALPHA,
 	}, d.Labels)
@@ -62,18 +51,12 @@ func (s *registry) gauge(d Description) func(...string) metrics.GaugeMetric {
 }
 
 // scraped makes a gauge whose values are found at a scrape.
-func (s *registry) scraped(d Description) *metrics.Desc {
-	d.Type = "gauge"
-	return s.describe(d)
-}
+func (s *registry) scraped(d Description) *metrics.Desc { return s.describe("gauge", d) }
 
-func (s *registry) scrapedCounter(d Description) *metrics.Desc {
-	d.Type = "counter"
-	return s.describe(d)
-}
+func (s *registry) scrapedCounter(d Description) *metrics.Desc { return s.describe("counter", d) }
 
-func (s *registry) describe(d Description) *metrics.Desc {
-	s.note(d)
+func (s *registry) describe(kind string, d Description) *metrics.Desc {
+	s.note(kind, d)
 	s.scrapes = append(s.scrapes, metrics.NewDesc(d.Name, d.Help, d.Labels, nil, metrics.ALPHA, ""))
 	return s.scrapes[len(s.scrapes)-1]
 }

@@ -27,8 +27,8 @@ func (g withOldNames) Gather() ([]*dto.MetricFamily, error) {
 
 // underOldName copies what differs, and shares the values.
 func underOldName(f *dto.MetricFamily, n renamed.Name) *dto.MetricFamily {
-	help := "Deprecated: use " + n.New + "."
-	old := &dto.MetricFamily{Name: &n.Old, Help: &help, Type: f.Type, Metric: f.GetMetric()}
+	help := new("Deprecated: use " + n.New + ".")
+	old := &dto.MetricFamily{Name: &n.Old, Help: help, Type: f.Type, Metric: f.GetMetric()}
 	if n.OldLabel == "" {
 		return old
 	}
