@@ -46,33 +46,20 @@ type collector struct {
 func newCollector(s *registry, o Options) *collector {
 	c := &collector{
 		registry: s, options: o,
-		build: s.scraped(fairlead("build_info", "Version of this program; always 1.",
-			"version", "go_version")),
-		mode: s.scraped(fairlead("mode_info", "The active data plane; always 1.", "mode")),
-		rows: s.scraped(fairlead("rows", "Rows, by kind.", "kind")),
-		noLocal: s.scraped(kubeproxy("sync_proxy_rules_no_local_endpoints_total",
-			"Ports of Services with a traffic policy Local that have endpoints, but none on this node.",
-			"traffic_policy", "ip_family")),
-		healthy: s.scraped(fairlead("healthy", "1 if /livez succeeds.")),
-		eligible: s.scraped(fairlead("node_eligible",
-			"1 if load balancers may use this node; 0 if its Node is deleted, tainted or unknown. "+
-				"/healthz returns 503 if this or fairlead_healthy is 0.")),
-		partial: s.scraped(fairlead("partially_programmed",
-			"1 if the kernel refuses some rows and all others are programmed.")),
-		waiting: s.scraped(fairlead("oldest_pending_change_seconds",
-			"Age of the oldest change that is not programmed; 0: none waits.")),
-		unfinished: s.scraped(fairlead("audit_unfinished_seconds",
-			"Time for which audits have been too slow to finish; 0: they finish.")),
-		undone: s.scraped(fairlead("repairs_undone_seconds",
-			"Time for which another program has undone each repair, by its name if the kernel reports it; 0: "+
-				"repairs hold.", "author")),
-		failures: s.scraped(fairlead("consecutive_programming_failures",
-			"Failed attempts to program the kernel since the last that succeeded.")),
-		watchAge: s.scraped(fairlead("watch_silence_seconds",
-			"Time since the API server last sent anything on the watch of a resource, or was first asked.", "resource")),
+		build:      s.scraped("fairlead_build_info"),
+		mode:       s.scraped("fairlead_mode_info"),
+		rows:       s.scraped("fairlead_rows"),
+		noLocal:    s.scraped("kubeproxy_sync_proxy_rules_no_local_endpoints_total"),
+		healthy:    s.scraped("fairlead_healthy"),
+		eligible:   s.scraped("fairlead_node_eligible"),
+		partial:    s.scraped("fairlead_partially_programmed"),
+		waiting:    s.scraped("fairlead_oldest_pending_change_seconds"),
+		unfinished: s.scraped("fairlead_audit_unfinished_seconds"),
+		undone:     s.scraped("fairlead_repairs_undone_seconds"),
+		failures:   s.scraped("fairlead_consecutive_programming_failures"),
+		watchAge:   s.scraped("fairlead_watch_silence_seconds"),
 	}
-	c.watchLists = s.scrapedCounter(fairlead("watch_lists_total",
-		"Times that all objects of a resource were fetched from the API server.", "resource"))
+	c.watchLists = s.scrapedCounter("fairlead_watch_lists_total")
 	c.plane = newPlane(s)
 	c.stale.Store(true)
 	s.kube.CustomMustRegister(c)

@@ -58,7 +58,7 @@ func countNoLocal(s *model.State) map[noLocalKey]int {
 		service string
 		noLocalKey
 	}
-	seen := map[port]struct{}{}
+	seen := map[port]bool{}
 	n := map[noLocalKey]int{}
 	for key, f := range s.Frontends {
 		if f.Verdict != model.Drop {
@@ -71,8 +71,8 @@ func countNoLocal(s *model.State) map[noLocalKey]int {
 		if _, ok := s.Guards[netip.PrefixFrom(key.Addr, key.Addr.BitLen())]; ok { // a ClusterIP has one
 			p.policy = "internal"
 		}
-		if _, ok := seen[p]; !ok {
-			seen[p] = struct{}{}
+		if !seen[p] {
+			seen[p] = true
 			n[p.noLocalKey]++
 		}
 	}

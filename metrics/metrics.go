@@ -53,7 +53,7 @@ func New(o Options) *Metrics {
 	if o.ShowHiddenFor != "" {
 		metrics.SetShowHidden()
 	}
-	m := &Metrics{registry: registry{kube: metrics.NewKubeRegistry()}, started: time.Now()}
+	m := &Metrics{registry: registry{kube: metrics.NewKubeRegistry(), known: descriptions()}, started: time.Now()}
 	m.proxy = newProxy(&m.registry)
 	m.own = newOwn(&m.registry)
 	m.collector = newCollector(&m.registry, o)

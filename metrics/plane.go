@@ -26,39 +26,21 @@ type plane struct {
 }
 
 func newPlane(s *registry) plane {
-	const only, carried = " Data plane ebpf only.", " Data plane userspace only."
-	const most = " Only if counters is backends, modes nftables and iptables count them, and mode ebpf those of sockets."
 	return plane{
-		connections: s.scrapedCounter(fairlead("served_connections_total",
-			"Connections that got a backend. Modes nftables and iptables count them unless counters is off.")),
-		packets: s.scrapedCounter(fairlead("served_packets_total",
-			"Packets of connections to backends, by destination; in mode userspace datagrams."+most, "to")),
-		bytes: s.scrapedCounter(fairlead("served_bytes_total",
-			"Bytes of packets of connections to backends, by destination; in mode userspace without headers."+most, "to")),
-		refused: s.scrapedCounter(fairlead("refused_connections_total",
-			"Connections that were refused or dropped (for packets, each attempt), by verdict and reason: no-endpoints, "+
-				"no-local-endpoints, source-not-allowed, no-service-port, and table-full in mode userspace.",
-			"verdict", "reason")),
-		capacity: s.scraped(fairlead("table_capacity", "Capacity of a table: elements in the kernel (data plane ebpf); "+
-			"connections, UDP flows and files that may be open, and bytes of datagrams that may wait (userspace).",
-			"table")),
-		used: s.scraped(fairlead("table_used", "Elements in use in a table that can be full: translations and affinities "+
-			"(data plane ebpf), connections and flows (userspace).", "table")),
-		full: s.scrapedCounter(fairlead("table_full_total",
-			"Connections that were refused, and datagrams that were dropped, because a table was full and the client had "+
-				"its share."+carried, "table")),
-		evictions: s.scrapedCounter(fairlead("table_evictions_total",
-			"Connections that were reset because a table was full and the client had more than its share."+carried,
-			"table")),
-		failed: s.scrapedCounter(fairlead("failed_dials_total",
-			"Attempts to connect that a backend refused or did not answer."+carried)),
-		retried: s.scrapedCounter(fairlead("retried_connections_total",
-			"Connections that a further backend answered after one had not."+carried)),
-		unanswered: s.scrapedCounter(fairlead("unanswered_connections_total",
-			"Connections that were reset because no backend answered."+carried)),
-		memory: s.scraped(fairlead("table_bytes", "Memory of a table in the kernel."+only, "table")),
-		served: map[model.PoolID]dataplane.Sum{},
-		top:    newTop(s),
+		connections: s.scrapedCounter("fairlead_served_connections_total"),
+		packets:     s.scrapedCounter("fairlead_served_packets_total"),
+		bytes:       s.scrapedCounter("fairlead_served_bytes_total"),
+		refused:     s.scrapedCounter("fairlead_refused_connections_total"),
+		capacity:    s.scraped("fairlead_table_capacity"),
+		used:        s.scraped("fairlead_table_used"),
+		full:        s.scrapedCounter("fairlead_table_full_total"),
+		evictions:   s.scrapedCounter("fairlead_table_evictions_total"),
+		failed:      s.scrapedCounter("fairlead_failed_dials_total"),
+		retried:     s.scrapedCounter("fairlead_retried_connections_total"),
+		unanswered:  s.scrapedCounter("fairlead_unanswered_connections_total"),
+		memory:      s.scraped("fairlead_table_bytes"),
+		served:      map[model.PoolID]dataplane.Sum{},
+		top:         newTop(s),
 	}
 }
 

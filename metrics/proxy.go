@@ -11,14 +11,8 @@ import (
 type families[M any] [2]M
 
 // by makes a series for each family.
-func by[M any](series func(...string) M, before ...string) families[M] {
-	values := append(before[:len(before):len(before)], "")
-	f := families[M]{}
-	for i, name := range [...]string{"IPv4", "IPv6"} {
-		values[len(before)] = name
-		f[i] = series(values...)
-	}
-	return f
+func by[M any](series func(...string) M) families[M] {
+	return families[M]{series("IPv4"), series("IPv6")}
 }
 
 // of is the series of one family.
@@ -59,61 +53,33 @@ func (a answers) count(status int) {
 
 func newProxy(s *registry) proxy {
 	p := proxy{
-		sync: by(s.histogram(perFamily("sync_proxy_rules_duration_seconds",
-			"Duration of programming all rules, or a change of them."), syncBuckets())),
-		full: by(s.histogram(perFamily("sync_full_proxy_rules_duration_seconds",
-			"Duration of programming all rules."), syncBuckets())),
-		partial: by(s.histogram(perFamily("sync_partial_proxy_rules_duration_seconds",
-			"Duration of programming a change of the rules."), syncBuckets())),
-		network: by(s.histogram(perFamily("network_programming_duration_seconds",
-			"Time from a change of an EndpointSlice, as the endpoint controller dates it, until it is "+
-				"programmed."),
-			networkBuckets())),
-		queued: by(s.gauge(perFamily("sync_proxy_rules_last_queued_timestamp_seconds",
-			"Time of the last change that had to be programmed."))),
-		programmed: by(s.gauge(perFamily("sync_proxy_rules_last_timestamp_seconds",
-			"Time when the kernel was last known to hold all rules."))),
-		failures: by(s.counter(perFamily("sync_proxy_rules_nftables_sync_failures_total",
-			"Failures to program the kernel."))),
-		forgetting: by(s.histogram(perFamily("conntrack_reconciler_sync_duration_seconds",
-			"Duration of a search for stale UDP flows in the connection tracker."), syncBuckets())),
-		forgotten: by(s.counter(perFamily("conntrack_reconciler_deleted_entries_total",
-			"Stale UDP flows that were deleted from the connection tracker."))),
-		listeners: by(s.gauge(perFamily("nftables_localhost_nodeport_listeners",
-			"Sockets that serve NodePorts on the loopback address."))),
-		notListening: by(s.counter(perFamily("nftables_localhost_nodeport_listener_creation_failures_total",
-			"Failures to open a socket that serves NodePorts on the loopback address."))),
+		sync:         by(s.histogram("kubeproxy_sync_proxy_rules_duration_seconds", syncBuckets())),
+		full:         by(s.histogram("kubeproxy_sync_full_proxy_rules_duration_seconds", syncBuckets())),
+		partial:      by(s.histogram("kubeproxy_sync_partial_proxy_rules_duration_seconds", syncBuckets())),
+		network:      by(s.histogram("kubeproxy_network_programming_duration_seconds", networkBuckets())),
+		queued:       by(s.gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds")),
+		programmed:   by(s.gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds")),
+		failures:     by(s.counter("kubeproxy_sync_proxy_rules_nftables_sync_failures_total")),
+		forgetting:   by(s.histogram("kubeproxy_conntrack_reconciler_sync_duration_seconds", syncBuckets())),
+		forgotten:    by(s.counter("kubeproxy_conntrack_reconciler_deleted_entries_total")),
+		listeners:    by(s.gauge("kubeproxy_nftables_localhost_nodeport_listeners")),
+		notListening: by(s.counter("kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total")),
+
+		services:         s.counter("kubeproxy_sync_proxy_rules_service_changes_total")(),
+		endpoints:        s.counter("kubeproxy_sync_proxy_rules_endpoint_changes_total")(),
+		servicesPending:  s.gauge("kubeproxy_sync_proxy_rules_service_changes_pending")(),
+		endpointsPending: s.gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending")(),
+		healthz:          newAnswers(s.counter("kubeproxy_proxy_healthz_total")),
+		livez:            newAnswers(s.counter("kubeproxy_proxy_livez_total")),
 	}
 	// There is no step of its own that could fail; dashboards ask for it all the same.
-	by(s.counter(perFamily("sync_proxy_rules_nftables_cleanup_failures_total",
-		"Failures to delete stale chains: always 0, since each sync deletes them.")))
-	p.addChanges(s)
-	p.addHealth(s)
+	by(s.counter("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total"))
 	return p
 }
 
-func (p *proxy) addChanges(s *registry) {
-	p.services = s.counter(kubeproxy("sync_proxy_rules_service_changes_total", "Changes of Services."))()
-	p.endpoints = s.counter(kubeproxy("sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices."))()
-	p.servicesPending = s.gauge(kubeproxy("sync_proxy_rules_service_changes_pending",
-		"Changes of Services that are not programmed."))()
-	p.endpointsPending = s.gauge(kubeproxy("sync_proxy_rules_endpoint_changes_pending",
-		"Changes of EndpointSlices that are not programmed."))()
+func newAnswers(code func(...string) metrics.CounterMetric) answers {
+	return answers{code("200"), code("503")}
 }
-
-func (p *proxy) addHealth(s *registry) {
-	of := func(path string) answers {
-		codes := s.counter(kubeproxy("proxy_"+path+"_total", "Answers on /"+path+", by HTTP status.", "code"))
-		return answers{codes("200"), codes("503")}
-	}
-	p.healthz, p.livez = of("healthz"), of("livez")
-}
-
-func kubeproxy(name, help string, labels ...string) Description {
-	return Description{Name: "kubeproxy_" + name, Help: help, Labels: labels}
-}
-
-func perFamily(name, help string) Description { return kubeproxy(name, help, "ip_family") }
 
 func syncBuckets() []float64 { return metrics.ExponentialBuckets(0.001, 2, 15) }
 

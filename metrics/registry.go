@@ -1,6 +1,32 @@
 package metrics
 
-import "k8s.io/component-base/metrics"
+import (
+	_ "embed"
+	"strings"
+
+	"k8s.io/component-base/metrics"
+)
+
+// table has the metrics, each with its labels, and what it means.
+//
+//go:embed metrics.txt
+var table string
+
+// descriptions reads the table. It has no types: these show where metrics are made.
+func descriptions() map[string]Description {
+	all := map[string]Description{}
+	var d Description
+	for line := range strings.Lines(table) {
+		words := strings.Fields(line)
+		if line[0] == ' ' {
+			d.Help = strings.Join(append(strings.Fields(d.Help), words...), " ")
+		} else {
+			d = Description{Name: words[0], Labels: words[1:]}
+		}
+		all[d.Name] = d
+	}
+	return all
+}
 
 // Description is one metric, without its series.
 type Description struct {
@@ -12,19 +38,22 @@ type Description struct {
 // registry makes metrics and lists them. All of them are ALPHA, as all of kube-proxy's are.
 type registry struct {
 	kube   metrics.KubeRegistry
+	known  map[string]Description
 	listed []Description
 
 	scrapes []*metrics.Desc // of metrics whose values are found at a scrape
 }
 
-func (s *registry) note(kind string, d Description) {
+func (s *registry) note(kind, name string) Description {
+	d := s.known[name]
 	d.Type = kind
 	s.listed = append(s.listed, d)
+	return d
 }
 
 // histogram makes a metric and returns what gives its series by their labels' values.
-func (s *registry) histogram(d Description, buckets []float64) func(...string) metrics.ObserverMetric {
-	s.note("histogram", d)
+func (s *registry) histogram(name string, buckets []float64) func(...string) metrics.ObserverMetric {
+	d := s.note("histogram", name)
 	v := metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: d.Name, Help: d.Help, Buckets: buckets, StabilityLevel: metrics.ALPHA,
 	}, d.Labels)
@@ -32,8 +61,8 @@ func (s *registry) histogram(d Description, buckets []float64) func(...string) m
 	return v.WithLabelValues
 }
 
-func (s *registry) counter(d Description) func(...string) metrics.CounterMetric {
-	s.note("counter", d)
+func (s *registry) counter(name string) func(...string) metrics.CounterMetric {
+	d := s.note("counter", name)
 	v := metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: d.Name, Help: d.Help, StabilityLevel: metrics.ALPHA,
 	}, d.Labels)
@@ -41,8 +70,8 @@ func (s *registry) counter(d Description) func(...string) metrics.CounterMetric 
 	return v.WithLabelValues
 }
 
-func (s *registry) gauge(d Description) func(...string) metrics.GaugeMetric {
-	s.note("gauge", d)
+func (s *registry) gauge(name string) func(...string) metrics.GaugeMetric {
+	d := s.note("gauge", name)
 	v := metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: d.Name, Help: d.Help, StabilityLevel: metrics.ALPHA,
 	}, d.Labels)
@@ -51,12 +80,12 @@ func (s *registry) gauge(d Description) func(...string) metrics.GaugeMetric {
 }
 
 // scraped makes a gauge whose values are found at a scrape.
-func (s *registry) scraped(d Description) *metrics.Desc { return s.describe("gauge", d) }
+func (s *registry) scraped(name string) *metrics.Desc { return s.describe("gauge", name) }
 
-func (s *registry) scrapedCounter(d Description) *metrics.Desc { return s.describe("counter", d) }
+func (s *registry) scrapedCounter(name string) *metrics.Desc { return s.describe("counter", name) }
 
-func (s *registry) describe(kind string, d Description) *metrics.Desc {
-	s.note(kind, d)
+func (s *registry) describe(kind, name string) *metrics.Desc {
+	d := s.note(kind, name)
 	s.scrapes = append(s.scrapes, metrics.NewDesc(d.Name, d.Help, d.Labels, nil, metrics.ALPHA, ""))
 	return s.scrapes[len(s.scrapes)-1]
 }

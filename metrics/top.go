@@ -36,16 +36,11 @@ const (
 )
 
 func newTop(s *registry) top {
-	labels := []string{"service_namespace", "service_name", "service_port"}
 	return top{
-		connections: s.scrapedCounter(fairlead("service_connections_total", "Connections to a port of a Service. The ports "+
-			"with the most have series of their own, as many as metricsServices says; all others have one without labels.",
-			labels...)),
-		failed: s.scrapedCounter(fairlead("service_failed_dials_total",
-			"Attempts to connect to backends of a port that failed. Data plane userspace only.", labels...)),
-		bytes: s.scrapedCounter(fairlead("service_bytes_total",
-			"Bytes to and from backends of a port, as far as the data plane sees packets.", append(labels, "to")...)),
-		ports: map[string]*port{},
+		connections: s.scrapedCounter("fairlead_service_connections_total"),
+		failed:      s.scrapedCounter("fairlead_service_failed_dials_total"),
+		bytes:       s.scrapedCounter("fairlead_service_bytes_total"),
+		ports:       map[string]*port{},
 	}
 }
 
