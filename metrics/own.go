@@ -35,9 +35,10 @@ type own struct {
 }
 
 func newOwn(s *registry) own {
+	milliseconds := metrics.ExponentialBuckets(0.001, 2, 17)
 	o := own{
 		arrived:        s.histogram("fairlead_programming_duration_seconds", metrics.ExponentialBuckets(0.0001, 2, 21))(),
-		happened:       by(s.histogram("fairlead_endpoint_programming_duration_seconds", metrics.ExponentialBuckets(0.001, 2, 17))),
+		happened:       by(s.histogram("fairlead_endpoint_programming_duration_seconds", milliseconds)),
 		audits:         s.histogram("fairlead_audit_duration_seconds", metrics.ExponentialBuckets(0.00001, 4, 12))(),
 		start:          s.gauge("fairlead_start_duration_seconds")(),
 		stale:          s.gauge("fairlead_configuration_refused")(),
@@ -56,7 +57,7 @@ func newOwn(s *registry) own {
 		o.drained(code)
 	}
 	o.switches = s.counter("fairlead_plane_switches_total")
-	o.switchLasted = s.histogram("fairlead_plane_switch_duration_seconds", metrics.ExponentialBuckets(0.001, 2, 17))()
+	o.switchLasted = s.histogram("fairlead_plane_switch_duration_seconds", milliseconds)()
 	repairs := s.counter("fairlead_repairs_total")
 	o.repaired, o.failing = repairs("success"), repairs("failure")
 	failures := s.counter("fairlead_programming_failures_total")
