@@ -54,15 +54,15 @@ func (c *Config) judge(planes []string) (errs field.ErrorList) {
 
 // effective are the violations of what has resulted. Paths of manifests may be relative in flags.
 func effective(kind string, value any) []violation {
+	var document any
+	var found []violation
 	data, err := json.Marshal(value)
-	if err != nil {
-		return []violation{{Error: field.InternalError(nil, err)}}
+	if err == nil {
+		document, err = jsonschema.UnmarshalJSON(bytes.NewReader(data))
 	}
-	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
-	if err != nil {
-		return []violation{{Error: field.InternalError(nil, err)}}
+	if err == nil {
+		found, err = violations(kind, document)
 	}
-	found, err := violations(kind, document)
 	if err != nil {
 		return []violation{{Error: field.InternalError(nil, err)}}
 	}

@@ -22,10 +22,7 @@ var schemas embed.FS
 
 // Schema is the JSON schema of a kind, or nil if there is no such kind.
 func Schema(kind string) []byte {
-	text, err := schemas.ReadFile("schema/" + kind + ".json")
-	if err != nil {
-		return nil
-	}
+	text, _ := schemas.ReadFile("schema/" + kind + ".json")
 	return text
 }
 
@@ -83,14 +80,14 @@ func (r *reader) read(e *jsonschema.ValidationError) {
 		for _, name := range k.Properties {
 			at := append(slices.Clone(e.InstanceLocation), name)
 			r.violations = append(r.violations,
-				violation{at: at, unknown: true, Error: field.Forbidden(child(path, name), "there is no such field")})
+				violation{at: at, unknown: true, Error: field.Forbidden(path.Child(name), "there is no such field")})
 		}
 		return
 	case *kind.Required:
 		for _, name := range k.Missing {
 			want := r.lookup(e.SchemaURL, "properties", name, "const")
 			r.violations = append(r.violations, violation{at: append(slices.Clone(e.InstanceLocation), name),
-				mistype: true, Error: field.Required(child(path, name), fmt.Sprintf("must be %q", want))})
+				mistype: true, Error: field.Required(path.Child(name), fmt.Sprintf("must be %q", want))})
 		}
 		return
 	case *kind.Type:
@@ -129,7 +126,7 @@ func (r *reader) lookup(url string, keys ...string) any {
 	return value
 }
 
-// walk follows keys and indices into a document.
+// walk follows keys and indices into a document. The path to the whole document is nil.
 func walk(document any, at []string) (*field.Path, any) {
 	var path *field.Path
 	for _, key := range at {
@@ -141,7 +138,7 @@ func walk(document any, at []string) (*field.Path, any) {
 			}
 			path, document = path.Index(i), container[i]
 		case map[string]any:
-			path, document = child(path, key), container[key]
+			path, document = path.Child(key), container[key]
 		default:
 			return path, nil
 		}
@@ -159,13 +156,6 @@ func number64(n json.Number) any {
 	}
 	f, _ := n.Float64()
 	return f
-}
-
-func child(path *field.Path, name string) *field.Path {
-	if path == nil {
-		return field.NewPath(name)
-	}
-	return path.Child(name)
 }
 
 func stringsOf(values []any) (texts []string) {

@@ -40,8 +40,12 @@ func (l *Logs) Logger() *slog.Logger { return l.log }
 // Set changes verbosity and format. Verbosity counts as kube-proxy's -v does: 0 is what an
 // administrator wants to know, 4 is slog's level Debug.
 func (l *Logs) Set(verbosity uint32, format string) {
+	l.json.Store(format == "json")
+	l.setLevel(verbosity)
+}
+
+func (l *Logs) setLevel(verbosity uint32) {
 	l.level.Set(-slog.Level(min(verbosity, 100)))
-	l.json.Store(format == formatJSON)
 	var klogLevel klog.Level                                     // Set sets the one of the process
 	_ = klogLevel.Set(strconv.FormatUint(uint64(verbosity), 10)) // a number is never refused
 }
@@ -60,16 +64,10 @@ func (l *Logs) obey(c *config.Config, known []string) {
 func (l *Logs) setVerbosity(text string) error {
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err == nil {
-		format := ""
-		if l.json.Load() {
-			format = formatJSON
-		}
-		l.Set(uint32(n), format)
+		l.setLevel(uint32(n))
 	}
 	return err
 }
-
-const formatJSON = "json"
 
 // plainLevel calls everything below Info DEBUG: "DEBUG+2" means nothing to people.
 func plainLevel(groups []string, a slog.Attr) slog.Attr {

@@ -83,13 +83,6 @@ func (s *successor) succeedOnce(ctx context.Context) error {
 	return s.takeover.Drain(ctx, nil)
 }
 
-// news reports whether something has not been said before.
-func (s *successor) news(text string) bool {
-	known := s.said[text]
-	s.said[text] = true
-	return !known
-}
-
 // watch is what a successor knows from earlier looks.
 type watch struct {
 	*successor
@@ -165,7 +158,8 @@ func (w *watch) schedule(f finding, err error) {
 func (w *watch) explain(stays []takeover.Leftover) {
 	var texts []string
 	for _, l := range stays {
-		if text := l.String(); w.news("stays " + text) {
+		if text := l.String(); !w.said[text] {
+			w.said[text] = true
 			w.log.Warn("kube-proxy's rules cannot all be removed", "leftover", text)
 			texts = append(texts, text)
 		}

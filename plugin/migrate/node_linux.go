@@ -12,22 +12,12 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/plugin/answer"
 	"fairlead.dev/fairlead/plugin/ask"
 	"fairlead.dev/fairlead/takeover"
 )
-
-// newFlagSet takes the flags of any release of kube-proxy.
-func newFlagSet(flags *config.Flags) *pflag.FlagSet {
-	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
-	set.ParseErrorsAllowlist.UnknownFlags = true
-	flags.AddTo(set)
-	return set
-}
 
 // findProcess finds kube-proxy in this network namespace; pid 0: it does not run.
 func findProcess() (pid int, found []string, err error) {
@@ -54,16 +44,18 @@ func findProcess() (pid int, found []string, err error) {
 
 // lookAtNode reads what proxies have in the kernel.
 func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) (err error) {
-	s.Kernel, err = kernelRelease()
+	var name unix.Utsname
+	if err = unix.Uname(&name); err != nil {
+		return fmt.Errorf("kernel: %w", err)
+	}
+	s.Kernel = unix.ByteSliceToString(name.Release[:])
 	var status answer.Status
 	if running := i.Get(ctx, "/status", &status.Report); running == nil {
 		s.Proxy, s.Mode, s.By = "Fairlead", status.Plane, append(s.By, "its control socket")
 		s.configured = cmp.Or(status.Mode, "iptables")
-		return err // chains named like kube-proxy's may be its own
+		return nil // chains named like kube-proxy's may be its own
 	}
-	var failure error
-	_, s.leftovers, failure = leftovers(ctx)
-	if err = errors.Join(err, failure); err != nil {
+	if _, s.leftovers, err = leftovers(ctx); err != nil {
 		return err
 	}
 	if mode := s.modeFound(); mode != "" && (s.config == nil || mode != string(s.config.KubeProxy.Mode)) {
@@ -74,7 +66,7 @@ func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) (err error) {
 			s.Proxy, s.Mode, s.By = p[1], p[2], append(s.By, "link "+p[0])
 		}
 	}
-	return errors.Join(err, s.readSchedulers())
+	return s.readSchedulers()
 }
 
 // leftovers are kube-proxy's objects in the kernel, as one text, too.
@@ -121,12 +113,4 @@ func (s *seen) readSchedulers() error {
 		}
 	}
 	return err
-}
-
-func kernelRelease() (string, error) {
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return "", fmt.Errorf("kernel: %w", err)
-	}
-	return unix.ByteSliceToString(name.Release[:]), nil
 }

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -142,7 +143,9 @@ func (s *seen) findConfig(i *ask.Inspection) error {
 		return err
 	}
 	flags := daemon.NewFlags()
-	set := newFlagSet(flags)
+	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	set.ParseErrorsAllowlist.UnknownFlags = true // the release of kube-proxy is not known
+	flags.AddTo(set)
 	if err := set.Parse(args); err != nil {
 		s.invalid = append(s.invalid, err.Error())
 	}

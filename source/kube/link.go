@@ -70,19 +70,15 @@ func (l *link) works(resource string) {
 		switch {
 		case t.resource != "" && t.resource != resource:
 		case !c.since.IsZero():
-			l.over(t, c, resource)
+			if c.logged {
+				l.log.Info("the API server serves again", "reason", t.what, "resource", resource, "server", l.server,
+					"took", time.Since(c.since).Round(time.Millisecond))
+			}
+			c.since = time.Time{}
 		case time.Since(c.next) > maxReminder:
 			delete(l.problems, t)
 		}
 	}
-}
-
-func (l *link) over(t problem, c *course, resource string) {
-	if c.logged {
-		l.log.Info("the API server serves again", "reason", t.what, "resource", resource, "server", l.server,
-			"took", time.Since(c.since).Round(time.Millisecond))
-	}
-	c.since = time.Time{}
 }
 
 // diagnose finds out what an error is about.
