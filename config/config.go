@@ -132,23 +132,19 @@ func (c *Config) iptablesNodePorts() (addresses []string) {
 }
 
 // ClusterCIDRs are the ranges of the pods' addresses, at most one of each family.
-func (c *Config) ClusterCIDRs() (prefixes []netip.Prefix) {
-	for text := range strings.SplitSeq(c.KubeProxy.ClusterCIDR, ",") {
-		if prefix, err := netip.ParsePrefix(canonicalCIDR(text)); err == nil {
-			prefixes = append(prefixes, prefix)
-		}
-	}
-	return prefixes
-}
+func (c *Config) ClusterCIDRs() []netip.Prefix { return prefixes(strings.Split(c.KubeProxy.ClusterCIDR, ",")) }
 
 // ExcludedCIDRs are addresses whose virtual servers of IPVS stay as they are.
-func (c *Config) ExcludedCIDRs() (prefixes []netip.Prefix) {
-	for _, text := range c.KubeProxy.IPVS.ExcludeCIDRs {
+func (c *Config) ExcludedCIDRs() []netip.Prefix { return prefixes(c.KubeProxy.IPVS.ExcludeCIDRs) }
+
+// prefixes are those of the texts that are CIDRs.
+func prefixes(texts []string) (all []netip.Prefix) {
+	for _, text := range texts {
 		if prefix, err := netip.ParsePrefix(canonicalCIDR(text)); err == nil {
-			prefixes = append(prefixes, prefix)
+			all = append(all, prefix)
 		}
 	}
-	return prefixes
+	return all
 }
 
 // NodeIPs are the primary addresses of this node as far as they are configured, at most one of each

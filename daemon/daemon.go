@@ -288,7 +288,9 @@ func (d *Daemon) newEngine(s engine.Settings, t *service.Table) *engine.Engine {
 		Control: map[string]http.Handler{"/switch": &d.switches, "/events": http.HandlerFunc(d.serveEvents),
 			"/configz": http.HandlerFunc(d.serveConfig)},
 		ControlRefused: func(err error) { d.report.warn(reasonControl, err.Error()) },
-		Observer:       observers{d.metrics, d.report, &d.options.Logs.Events, &beginning{inForce: d.inForce}, d.drain},
+		Observer: observers{d.metrics, []interface{ Round(engine.Round) }{
+			d.report, &d.options.Logs.Events, &beginning{inForce: d.inForce}, d.drain,
+		}},
 
 		ConnectionClosed: d.metrics.ConnectionClosed,
 	})

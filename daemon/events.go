@@ -10,6 +10,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/engine"
+	"fairlead.dev/fairlead/metrics"
 	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/service"
 	"fairlead.dev/fairlead/source/kube"
@@ -69,9 +70,8 @@ const (
 	driftPause = 10 * time.Minute
 )
 
-// reporter makes Events of what happens. It is an engine.Observer.
+// reporter makes Events of what happens.
 type reporter struct {
-	engine.Unobserved
 	to atomic.Pointer[emitter]
 
 	// Only the engine's goroutine uses the fields from here on.
@@ -100,7 +100,7 @@ func (r *reporter) warn(reason, message string) {
 	r.emit(kube.Event{Warning: true, Reason: reason, Message: message})
 }
 
-// Round implements engine.Observer.
+// Round is told of each round of the engine.
 func (r *reporter) Round(round engine.Round) {
 	now := time.Now()
 	for _, p := range round.Problems {
@@ -182,38 +182,27 @@ func (r *reporter) failure(round *engine.Round) {
 	r.failing = round.Status.Error != ""
 }
 
-// observers are told one after the other.
-type observers []engine.Observer
+// observers are told of rounds one after the other. Metrics alone are told of the rest.
+type observers struct {
+	*metrics.Metrics
+	others []interface{ Round(engine.Round) }
+}
 
 // Round implements engine.Observer.
 func (o observers) Round(r engine.Round) {
-	for _, one := range o {
+	o.Metrics.Round(r)
+	for _, one := range o.others {
 		one.Round(r)
 	}
 }
 
-// Arrived implements engine.Observer.
-func (o observers) Arrived(c engine.Changes) {
-	for _, one := range o {
-		one.Arrived(c)
-	}
-}
-
-// Answered implements engine.Observer.
-func (o observers) Answered(path string, status int) {
-	for _, one := range o {
-		one.Answered(path, status)
-	}
-}
-
-// beginning is an engine.Observer that waits for the first rules.
+// beginning waits for the first rules.
 type beginning struct {
-	engine.Unobserved
 	inForce chan struct{} // closed once
 	once    sync.Once
 }
 
-// Round implements engine.Observer. Rules are in force, too, when the kernel refuses some rows.
+// Round is told of each round of the engine. Rules are in force, too, when the kernel refuses some rows.
 func (b *beginning) Round(r engine.Round) {
 	if r.Verb == engine.Synced && dataplane.Known(r.Err) {
 		b.once.Do(func() { close(b.inForce) })

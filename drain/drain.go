@@ -44,9 +44,8 @@ const (
 	retryPause      = 10 * time.Second
 )
 
-// Barrier confirms what this node's kernel has, and answers pods. It is an engine.Observer.
+// Barrier confirms what this node's kernel has, and answers pods.
 type Barrier struct {
-	engine.Unobserved
 	look func(context.Context, func(*service.Table)) error
 	log  *slog.Logger
 
@@ -81,7 +80,7 @@ func (b *Barrier) Use(node string, api API) {
 	b.change(func(v *view) { v.node, v.api = node, api })
 }
 
-// Round implements engine.Observer.
+// Round is told of each round of the engine.
 func (b *Barrier) Round(r engine.Round) {
 	v := b.view()
 	if unused := v.Services+r.InForce.Services == 0; unused || reflect.DeepEqual(v.InForce, r.InForce) {

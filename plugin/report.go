@@ -92,9 +92,9 @@ func (i *inspection) archive(
 ) (lacking []string, err error) {
 	zipped := gzip.NewWriter(out)
 	files := tar.NewWriter(zipped)
-	var hidden *addresses
+	var hidden addresses
 	if hide {
-		hidden = newAddresses()
+		hidden = addresses{}
 	}
 	add := func(name string, text []byte, failure error) {
 		if failure != nil {
@@ -134,9 +134,7 @@ func about(now time.Time, lacking []string) string {
 }
 
 // addresses replaces addresses of IP by names; nil leaves them.
-type addresses struct{ names map[netip.Addr]string }
-
-func newAddresses() *addresses { return &addresses{map[netip.Addr]string{}} }
+type addresses map[netip.Addr]string
 
 // addressLike are words that may be, or have, an address, as 10.0.0.1, fd00::1, and ip-10-0-0-1 in the name of a node.
 func addressLike() *regexp.Regexp {
@@ -144,7 +142,7 @@ func addressLike() *regexp.Regexp {
 		`[0-9]{1,3}(\.[0-9]{1,3}){3}|\b[0-9]{1,3}(-[0-9]{1,3}){3}\b`)
 }
 
-func (a *addresses) replace(text []byte) []byte {
+func (a addresses) replace(text []byte) []byte {
 	if a == nil {
 		return text
 	}
@@ -160,7 +158,7 @@ func (a *addresses) replace(text []byte) []byte {
 }
 
 // colons replaces an address of IPv6 that may have a colon or a full stop before or after it.
-func (a *addresses) colons(word string) string {
+func (a addresses) colons(word string) string {
 	const most = 2
 	for before := 0; before <= min(most, len(word)); before++ {
 		for after := 0; after <= min(most, len(word)-before); after++ {
@@ -177,13 +175,13 @@ func (a *addresses) colons(word string) string {
 }
 
 // name is that of an address, or the text itself, if it says nothing of the network.
-func (a *addresses) name(ip netip.Addr, text string) string {
+func (a addresses) name(ip netip.Addr, text string) string {
 	ip = ip.Unmap()
 	if ip.IsLoopback() || ip.IsUnspecified() {
 		return text
 	}
-	if a.names[ip] == "" {
-		a.names[ip] = fmt.Sprintf("addr-%d", len(a.names)+1)
+	if a[ip] == "" {
+		a[ip] = fmt.Sprintf("addr-%d", len(a)+1)
 	}
-	return a.names[ip]
+	return a[ip]
 }

@@ -3,7 +3,7 @@ package plugin
 import "testing"
 
 func TestAddresses(t *testing.T) {
-	a := newAddresses()
+	a := addresses{}
 	for _, c := range [][2]string{
 		{"10.0.0.1 to 10.0.0.2:80: no route", "addr-1 to addr-2:80: no route"},
 		{"[fd00::1]:80, fd00::1: gone; guard fd00::/64", "[addr-3]:80, addr-3: gone; guard addr-4/64"},

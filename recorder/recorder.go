@@ -16,7 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"fairlead.dev/fairlead/engine"
 	"fairlead.dev/fairlead/said"
 )
 
@@ -33,7 +32,6 @@ const (
 
 // Recorder remembers. The zero value is ready.
 type Recorder struct {
-	engine.Unobserved
 	mu        sync.Mutex
 	events    []entry   // in the order in which they came
 	bytes     int       // of all

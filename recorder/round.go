@@ -12,7 +12,8 @@ import (
 // maxBackends is how many backends an Event names.
 const maxBackends = 5
 
-// Round implements engine.Observer. Programming everything is one event, a line of the log, however many rows differ.
+// Round is told of each round of the engine. Programming everything is one event, a line of the log, however many rows
+// differ.
 func (r *Recorder) Round(x engine.Round) {
 	if x.Err != nil { // the log has it
 		return
