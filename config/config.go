@@ -132,7 +132,9 @@ func (c *Config) iptablesNodePorts() (addresses []string) {
 }
 
 // ClusterCIDRs are the ranges of the pods' addresses, at most one of each family.
-func (c *Config) ClusterCIDRs() []netip.Prefix { return prefixes(strings.Split(c.KubeProxy.ClusterCIDR, ",")) }
+func (c *Config) ClusterCIDRs() []netip.Prefix {
+	return prefixes(strings.Split(c.KubeProxy.ClusterCIDR, ","))
+}
 
 // ExcludedCIDRs are addresses whose virtual servers of IPVS stay as they are.
 func (c *Config) ExcludedCIDRs() []netip.Prefix { return prefixes(c.KubeProxy.IPVS.ExcludeCIDRs) }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"fairlead.dev/fairlead/config"
@@ -73,13 +74,9 @@ func hns(c *config.Config) *service.HNS {
 }
 
 // listeners are where the process itself listens, for load balancers and for operators.
-func listeners(c *config.Config) (all []netip.AddrPort) {
-	for _, a := range []netip.AddrPort{c.HealthzAddress(), c.MetricsAddress()} {
-		if a.IsValid() {
-			all = append(all, a)
-		}
-	}
-	return all
+func listeners(c *config.Config) []netip.AddrPort {
+	all := []netip.AddrPort{c.HealthzAddress(), c.MetricsAddress()}
+	return slices.DeleteFunc(all, func(a netip.AddrPort) bool { return !a.IsValid() })
 }
 
 func detectLocal(c *config.Config) service.DetectLocal {

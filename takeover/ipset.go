@@ -35,10 +35,8 @@ func whileBusy(ctx context.Context, f func() error) error {
 		if err := f(); !errors.Is(err, unix.EBUSY) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(busyInterval):
+		if err := pause(ctx, busyInterval, time.Time{}); err != nil {
+			return err
 		}
 	}
 	return f()

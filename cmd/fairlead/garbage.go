@@ -49,11 +49,9 @@ func (c *collector) adjust() {
 
 // garbagePercent is how much garbage there may be beside so much that lives.
 func garbagePercent(live uint64) int {
-	switch {
-	case live == 0:
-		return ordinary
-	case live >= large:
-		return max(least, min(ordinary, int(100*large/live)))
+	of := uint64(most)
+	if live >= large {
+		of = large
 	}
-	return min(ordinary, max(least, int(100*most/live)))
+	return min(ordinary, max(least, int(100*of/max(live, 1))))
 }

@@ -54,13 +54,8 @@ func (m *migration) compare(ctx context.Context, before sample) error {
 	if err != nil {
 		return err
 	}
-	var silent []string
-	for address := range before.answers {
-		if !after.answers[address] {
-			silent = append(silent, address)
-		}
-	}
-	slices.Sort(silent)
+	silent := slices.Sorted(maps.Keys(before.answers))
+	silent = slices.DeleteFunc(silent, func(address string) bool { return after.answers[address] })
 	switch {
 	case len(silent) > 0:
 		return fmt.Errorf("%d of %d addresses answered before, and not now: %s", len(silent), len(before.answers),

@@ -175,12 +175,7 @@ func (s *Source) soon() time.Time {
 	return time.Time{}
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
+func later(a, b time.Time) time.Time { return slices.MaxFunc([]time.Time{a, b}, time.Time.Compare) }
 
 // settled reports whether the first Batch is complete. Some files may not be read in time.
 func (s *Source) settled() bool {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -169,12 +170,7 @@ func (w *watcher) alarm(soon time.Time) time.Time {
 	return at
 }
 
-func sooner(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
-}
+func sooner(a, b time.Time) time.Time { return slices.MinFunc([]time.Time{a, b}, time.Time.Compare) }
 
 // step is the precision of the times at which touched paths are due: there may be many.
 const step = quiet / 10
