@@ -44,6 +44,17 @@ func (c *Config) defaults() map[string]string {
 
 // reason says why a field has no meaning here; empty: it has.
 func (c *Config) reason(path string) string {
+	for _, only := range []struct {
+		plane kubeproxy.ProxyMode
+		paths []string
+	}{
+		{ModeNFTables, []string{"flowtable"}}, {ModeIPVS, []string{"ipvsAddressMode", "ipvsDrainTimeout"}},
+		{ModeEBPF, []string{"ebpf"}}, {ModeUserspace, []string{"userspace"}},
+	} {
+		if matches(path, only.paths) && !c.may(only.plane) {
+			return "it is for the data plane " + string(only.plane)
+		}
+	}
 	section, name, _ := strings.Cut(path, ".")
 	switch {
 	case section == "ipvs" && name != "syncPeriod" && name != "minSyncPeriod":
@@ -67,25 +78,10 @@ func (c *Config) reason(path string) string {
 		if !c.may(ModeNFTables) && !c.may(ModeIPTables) && (!c.may(ModeEBPF) || c.Fairlead.Counters != CountBackends) {
 			return "the data plane " + c.Plane + " counts for each backend in any case"
 		}
-	case path == "flowtable":
-		if !c.may(ModeNFTables) {
-			return "it is for the data plane nftables"
-		}
-	case path == "ipvsAddressMode", path == "ipvsDrainTimeout":
-		if !c.may(ModeIPVS) {
-			return "it is for the data plane ipvs"
-		}
 	case section == "ebpf":
-		if !c.may(ModeEBPF) {
-			return "it is for the data plane ebpf"
-		}
 		packets := []string{"ebpf.acceleration", "ebpf.forwarding", "ebpf.sizes.translations"}
 		if slices.Contains(packets, path) && c.Fairlead.EBPF.Packets != EBPFPacketsByTC {
 			return "it is for packets that tc serves, and ebpf.packets says otherwise"
-		}
-	case section == "userspace":
-		if !c.may(ModeUserspace) {
-			return "it is for the data plane userspace"
 		}
 	case path == "configSyncPeriod":
 		return "objects are watched, not refreshed"
