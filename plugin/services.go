@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -98,16 +99,11 @@ func (q *serviceQuestion) about(args []string) url.Values {
 
 // named reads the name of a Service: NAME, NAMESPACE/NAME, or svc/NAMESPACE/NAME.
 func (q *serviceQuestion) named(text string) service.Name {
-	if rest, typed := strings.CutPrefix(text, "svc/"); typed {
-		text = rest
-	}
+	text = strings.TrimPrefix(text, "svc/")
 	if namespace, name, both := strings.Cut(text, "/"); both {
 		return service.Name{Namespace: namespace, Name: name}
 	}
-	if q.namespace == "" {
-		return service.Name{Namespace: "default", Name: text}
-	}
-	return service.Name{Namespace: q.namespace, Name: text}
+	return service.Name{Namespace: cmp.Or(q.namespace, "default"), Name: text}
 }
 
 // services has the running proxy tell of Services.

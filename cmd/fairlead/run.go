@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -67,11 +68,7 @@ func groupHelp(c *cobra.Command, flags *config.Flags) {
 		return flags.PrintHelp(c.OutOrStderr(), cli.Columns())
 	})
 	c.SetHelpFunc(func(c *cobra.Command, _ []string) {
-		text := c.Long
-		if text == "" {
-			text = c.Short
-		}
-		fmt.Fprintf(c.OutOrStdout(), "%s\n\n", text)
+		fmt.Fprintf(c.OutOrStdout(), "%s\n\n", cmp.Or(c.Long, c.Short))
 		c.SetErr(c.OutOrStdout())
 		_ = c.Usage()
 	})

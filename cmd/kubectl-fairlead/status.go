@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,8 +129,5 @@ func names(agents []agent) string {
 	for _, a := range agents {
 		nodes = append(nodes, a.node)
 	}
-	if nodes == nil {
-		return "none"
-	}
-	return strings.Join(nodes, ", ")
+	return cmp.Or(strings.Join(nodes, ", "), "none")
 }

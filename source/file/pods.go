@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"unique"
@@ -41,12 +42,7 @@ func wantsOf(from *corev1.Service, s *service.Service) *wants {
 	return w
 }
 
-func protocolOf(p corev1.Protocol) corev1.Protocol {
-	if p == "" {
-		return corev1.ProtocolTCP
-	}
-	return p
-}
+func protocolOf(p corev1.Protocol) corev1.Protocol { return cmp.Or(p, corev1.ProtocolTCP) }
 
 // pairs are shared: the pods of a workload have the same.
 func pairs(labels map[string]string) (all []string) {
