@@ -3,6 +3,7 @@ package dataplane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"log/slog"
 	"net/netip"
@@ -231,4 +232,15 @@ func (one *Session) Find(ctx context.Context, p Handover, s *model.State) (ok bo
 	}
 	_, ok = pool.At(one.Backend)
 	return ok && time.Now().Before(one.Until), nil
+}
+
+// ListSessions is what Handover.Sessions returns of a plane whose list calls f with each session.
+func ListSessions(plane string, list func(f func(Session)) error) iter.Seq2[Session, error] {
+	return func(yield func(Session, error) bool) {
+		wanted := true
+		err := list(func(s Session) { wanted = wanted && yield(s, nil) })
+		if err != nil && wanted {
+			yield(Session{}, fmt.Errorf("%s: list sessions: %w", plane, err))
+		}
+	}
 }

@@ -207,9 +207,9 @@ func (c *change) baseRules(b backend, have *content, any bool) {
 			c.remove = append(c.remove, f)
 		}
 	}
-	for i := len(wanted) - 1; i >= 0; i-- {
+	for i, w := range slices.Backward(wanted) {
 		if !seen[i] {
-			c.add = append(c.add, wanted[i])
+			c.add = append(c.add, w)
 		}
 	}
 }

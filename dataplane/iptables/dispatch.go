@@ -157,7 +157,7 @@ func (d *dispatch) change(changed map[model.Key][]rule, e *edit) {
 	many := false
 	ported := map[netip.Addr][]key{} // which ports of an address changed
 	for a, leaves := range byAddress {
-		slices.SortFunc(leaves, func(x, y leaf) int { return x.key.compare(y.key) })
+		slices.SortFunc(leaves, leaf.compare)
 		before := d.rows[a]
 		after := before.with(leaves, d.sum)
 		many = many || before.many() || after.many()
@@ -181,7 +181,7 @@ func (r *rows) with(changed []leaf, sum func(leaf) uint64) *rows {
 		old, after.sum = r.leaves, r.sum
 	}
 	for _, c := range changed {
-		i, found := slices.BinarySearchFunc(old, c.key, func(l leaf, k key) int { return l.key.compare(k) })
+		i, found := slices.BinarySearchFunc(old, c, leaf.compare)
 		if found {
 			after.sum -= sum(old[i])
 		}
@@ -259,12 +259,19 @@ func (d *dispatch) changeAddresses(touched map[netip.Addr]bool, e *edit) {
 	for a := range touched {
 		changed = append(changed, leaf{addressKey(a), d.addressRules(a)})
 	}
-	slices.SortFunc(changed, func(x, y leaf) int { return x.key.compare(y.key) })
-	w := walk{tree: &d.addresses, changed: keys(changed), former: true, emit: e.leave}
-	w.chains(d.root, d.leaves)
-	d.leaves = merge(d.leaves, changed)
+	d.leaves = d.addresses.change(d.root, d.leaves, changed, e)
+}
+
+// change replaces leaves, and returns those that there are then; those without rules go. It leaves the chains that
+// there were, and keeps those that there shall be, as far as they differ.
+func (t *tree) change(root string, leaves, changed []leaf, e *edit) []leaf {
+	slices.SortFunc(changed, leaf.compare)
+	w := walk{tree: t, changed: keys(changed), former: true, emit: e.leave}
+	w.chains(root, leaves)
+	leaves = merge(leaves, changed)
 	w.former, w.emit = false, e.keep
-	w.chains(d.root, d.leaves)
+	w.chains(root, leaves)
+	return leaves
 }
 
 // emit calls f with all chains as they are.

@@ -130,7 +130,7 @@ func (l *layout) take() (taken [2]*edit) {
 
 // all lays out a State from nothing.
 func (l *layout) all(s *model.State) {
-	l.apply(s, model.Diff(model.NewState(), s))
+	l.apply(s, s.Whole())
 	lay := func(t *tree, e *edit, root string, leaves []leaf) {
 		(&walk{tree: t, changed: []key{}, emit: e.keep}).chains(root, leaves)
 	}
@@ -249,7 +249,8 @@ func (l *layout) natRules(k model.Key, f model.Frontend) []rule {
 	case f.Verdict != model.Forward:
 		return nil
 	case f.Allow != nil:
-		r.do = goes(l.limited(f, l.enter(k, f)))
+		others := rule{do: target{verb: accept}, comment: f.Service + " is not for others"}
+		r.do = goes(l.limit(nat, f, l.enter(k, f), others))
 	default:
 		r.do = goes(l.enter(k, f))
 	}
@@ -301,12 +302,6 @@ func (l *layout) enter(k model.Key, f model.Frontend) string {
 		l.makePool(f.Pool)
 	}
 	return e.chain()
-}
-
-// limited is the chain of table nat that lets allowed sources go on to another one.
-func (l *layout) limited(f model.Frontend, to string) string {
-	others := rule{do: target{verb: accept}, comment: f.Service + " is not for others"}
-	return l.limit(nat, f, to, others)
 }
 
 // limit is the chain of a table that lets allowed sources go on to another one, and does something else to others.
@@ -406,12 +401,7 @@ func (l *layout) setHairpin(addresses map[netip.Addr]bool) {
 		}
 		changed = append(changed, c)
 	}
-	slices.SortFunc(changed, func(x, y leaf) int { return x.key.compare(y.key) })
-	w := walk{tree: &l.hairpin, changed: keys(changed), former: true, emit: l.edits[nat].leave}
-	w.chains(chainHairpin, l.hairpinLeaves)
-	l.hairpinLeaves = merge(l.hairpinLeaves, changed)
-	w.former, w.emit = false, l.edits[nat].keep
-	w.chains(chainHairpin, l.hairpinLeaves)
+	l.hairpinLeaves = l.hairpin.change(chainHairpin, l.hairpinLeaves, changed, l.edits[nat])
 }
 
 // makePool lays out the chains of a pool, those that are in use. A pool is for all protocols, but the rule that

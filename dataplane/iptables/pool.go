@@ -184,7 +184,8 @@ func total(backends []placed) (sum uint64) {
 	return sum
 }
 
-// chance is part of whole in units of 1<<31, rounded.
+// chance is part of whole in units of 1<<31, rounded. The product may have more than 64 bits: thousands of backends may
+// have large weights.
 func chance(part, whole uint64) uint32 {
 	hi, lo := bits.Mul64(part, certain)
 	lo, carry := bits.Add64(lo, whole/2, 0)

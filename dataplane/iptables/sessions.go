@@ -21,13 +21,9 @@ import (
 
 // Sessions implements dataplane.Handover. The names of ipsets tell whose they are.
 func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
-	return func(yield func(dataplane.Session, error) bool) {
-		wanted := true
-		err := p.ipsets.eachSession(setsFor(s), func(_ string, m dataplane.Session) { wanted = wanted && yield(m, nil) })
-		if err != nil && wanted {
-			yield(dataplane.Session{}, fmt.Errorf("iptables: list sessions: %w", err))
-		}
-	}
+	return dataplane.ListSessions("iptables", func(f func(dataplane.Session)) error {
+		return p.ipsets.eachSession(setsFor(s), func(_ string, m dataplane.Session) { f(m) })
+	})
 }
 
 // setsFor are the ipsets that the rules for s refer to.
@@ -230,9 +226,7 @@ func (b *batches) send(set string) error {
 	if err := b.fault("ipset change"); err != nil {
 		return err
 	}
-	r := nfnetlink.Request{Kind: unix.NFNL_SUBSYS_IPSET<<8 | b.command}
-	r.Filter.Bytes(nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
-	r.Filter.Text(nl.IPSET_ATTR_SETNAME, set)
+	r := nfnetlink.IPSet(b.command, set, nil)
 	r.Filter.Uint32(nl.IPSET_ATTR_LINENO|unix.NLA_F_NET_BYTEORDER, 0) // it is asked for where there are many
 	list := r.Filter.Open(nl.IPSET_ATTR_ADT)
 	r.Filter.B = append(r.Filter.B, entries.B...)

@@ -72,6 +72,8 @@ type leaf struct {
 	rules []rule
 }
 
+func (l leaf) compare(o leaf) int { return l.key.compare(o.key) }
+
 // boundary is the length of the next longer prefix.
 func (t *tree) boundary(bits int) int {
 	if bits < t.first {
@@ -196,7 +198,7 @@ func flat(leaves []leaf) []rule {
 func merge(leaves, changed []leaf) []leaf {
 	merged := make([]leaf, 0, len(leaves)+len(changed))
 	for _, c := range changed {
-		i, found := slices.BinarySearchFunc(leaves, c.key, func(l leaf, k key) int { return l.key.compare(k) })
+		i, found := slices.BinarySearchFunc(leaves, c, leaf.compare)
 		merged = append(merged, leaves[:i]...)
 		leaves = leaves[i:]
 		if found {

@@ -10,23 +10,6 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// describe names an element within its set, where its key does not say enough.
-func (t *table) describe(s *nft.Set, e nft.Element) string {
-	switch s.Name {
-	case "frontends", "internal-frontends":
-		key, _ := nft.DecodeKey(e.Key, model.Any)
-		return fmt.Sprintf("%s/%s", key.AddrPort(), key.Protocol)
-	case "slots", "choices":
-		return t.describeSlot(e)
-	case "backends":
-		b, _ := nft.DecodeBackend(e.Data)
-		return fmt.Sprintf("%x %s", e.Key, b)
-	case "classes", "choosers", "memories":
-		return fmt.Sprintf("%#x %s", nft.Number(e.Key), e.Chain)
-	}
-	return ""
-}
-
 // row names the row of which an element is a part.
 func (t *table) row(s *nft.Set, e nft.Element) (row, want string) {
 	switch s.Name {
@@ -58,22 +41,6 @@ func (t *table) poolName(number uint32) string {
 		return id.String()
 	}
 	return fmt.Sprintf("number %d", number)
-}
-
-func (t *table) describeSlot(e nft.Element) string {
-	if len(e.Key) < 8 {
-		return "?"
-	}
-	number := binary.NativeEndian.Uint32(e.Key)
-	name := fmt.Sprintf("of pool number %d", number)
-	if id, ok := t.poolNames()[number]; ok {
-		name = "of pool " + id.String()
-	}
-	name = fmt.Sprintf("%d %s", binary.NativeEndian.Uint32(e.Key[4:]), name)
-	if backend, ok := nft.DecodeBackend(e.Data); ok {
-		name += ": " + backend.String()
-	}
-	return name
 }
 
 func (t *table) poolNames() map[uint32]model.PoolID {

@@ -30,19 +30,16 @@ const (
 	flowtable    = "open"
 )
 
-// offloadHook comes after the filters of others: what they drop lets no connection in.
-func offloadHook() *nft.Hook {
-	return &nft.Hook{Kind: "filter", Number: unix.NF_INET_FORWARD, Priority: 300}
-}
-
-// offload is the chain that lets connections into the flowtable.
+// offload is the chain that lets connections into the flowtable. It comes after the filters of others: what they drop
+// lets no connection in.
 func (t *table) offload() nft.Chain {
 	const assured, translated, offloaded = 1 << 2, 1 << 5, 1 << 14 // IPS_ASSURED, IPS_DST_NAT, IPS_OFFLOAD
 	destination, n := expr.CtKey(20), t.Family.Address.Words()     // NFT_CT_DST_IP
 	if t.Family.V6() {
 		destination = 22 // NFT_CT_DST_IP6
 	}
-	return nft.Chain{Name: chainOffload, Hook: offloadHook(), Rules: []nft.Rule{nft.NewRule(
+	hook := &nft.Hook{Kind: "filter", Number: unix.NF_INET_FORWARD, Priority: 300}
+	return nft.Chain{Name: chainOffload, Hook: hook, Rules: []nft.Rule{nft.NewRule(
 		"open connections of frontends",
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: nft.Word(0)},
 		nft.Bits(0, assured|translated|offloaded, 0), nft.Equals(nft.Native(assured|translated)),

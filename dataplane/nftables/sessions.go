@@ -18,31 +18,20 @@ import (
 
 // Sessions implements dataplane.Handover.
 func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
-	return func(yield func(dataplane.Session, error) bool) {
-		if err := p.listSessions(s, yield); err != nil {
-			yield(dataplane.Session{}, fmt.Errorf("nftables: list sessions: %w", err))
+	return dataplane.ListSessions("nftables", func(f func(dataplane.Session)) (err error) {
+		tables := p.tables
+		if tables == nil {
+			if tables, err = p.recognise(s); err != nil {
+				return err
+			}
 		}
-	}
-}
-
-func (p *Plane) listSessions(s *model.State, yield func(dataplane.Session, error) bool) (err error) {
-	tables := p.tables
-	if tables == nil {
-		if tables, err = p.recognise(s); err != nil {
-			return err
+		for _, t := range tables {
+			if err := t.eachSession(p, s, f); err != nil {
+				return err
+			}
 		}
-	}
-	wanted := true
-	for _, t := range tables {
-		if err := p.config.Inject("nftables list"); err != nil {
-			return err
-		}
-		err := t.eachSession(p, s, func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
-		if err != nil || !wanted {
-			return err
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // recognise reads which pools of s the kernel holds under which numbers.
@@ -68,6 +57,9 @@ func (p *Plane) recognise(s *model.State) ([]*table, error) {
 
 // eachSession calls f with what the kernel holds of clients of pools of s that are known.
 func (t *table) eachSession(p *Plane, s *model.State, f func(m dataplane.Session)) error {
+	if err := p.config.Inject("nftables list"); err != nil {
+		return err
+	}
 	now := time.Now()
 	for id := range s.Pools {
 		pool := t.pools[id]
@@ -123,12 +115,7 @@ func (p *Plane) taker(s *model.State, tables []*table) dataplane.Taker {
 		for _, t := range tables {
 			some, failed := nft.Learner{
 				Ruleset: p.ruleset, Tx: t.Tx,
-				Own: func(f func(dataplane.Session)) error {
-					if err := p.config.Inject("nftables list"); err != nil {
-						return err
-					}
-					return t.eachSession(p, s, f)
-				},
+				Own: func(f func(dataplane.Session)) error { return t.eachSession(p, s, f) },
 				Put: func(one dataplane.Session, was *dataplane.Session) bool {
 					return t.remember(one, was != nil, others.Lasts(one.Pool))
 				},

@@ -67,7 +67,7 @@ func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 		stickies: ids{next: minAffinity, first: minAffinity, max: maxAffinity},
 		backends: map[handle]netip.AddrPort{},
 	}
-	t.Serve, t.Form, t.Describe, t.Row = chainServe, t.ownSet, t.describe, t.row
+	t.Serve, t.Form, t.Row = chainServe, t.ownSet, t.row
 	return t
 }
 

@@ -8,10 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"fairlead.dev/fairlead/dataplane"
-	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -61,40 +58,22 @@ func (t *Transaction) element(s *Step) Element { return decodeElement(t.B[s.from
 
 func (t *Transaction) drift(i int, s *model.State) dataplane.Drift {
 	step := &t.Steps[i]
-	d := dataplane.Drift{Class: "structure", Object: step.Table.String()}
-	want, have := "", ""
-	if step.set != nil {
+	about, deletes := step.subject()
+	d := dataplane.Drift{Class: "structure"}
+	want, have := about.want, about.have
+	if step.set == nil {
+		d.Object = t.object(step, about)
+	} else {
 		d.Class = step.set.Name
 		d.Object, want = t.row(i, s)
 		have = fmt.Sprintf("another element of %s in %s", step.set.Name, step.Table)
-	} else {
-		var what string
-		if what, want, have = t.part(step); what != "" {
-			d.Object += ": " + what
-		}
 	}
-	if verbs[step.Verb] == deleting {
+	if deletes {
 		d.Have = have
 	} else {
 		d.Want = want
 	}
 	return d
-}
-
-// part names what a step is about that is no element, and what it should be, or is.
-func (t *Transaction) part(s *Step) (what, want, have string) {
-	attrs := t.B[s.from:s.to]
-	switch s.Verb {
-	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
-		return "set " + nfnetlink.Text(attrs, unix.NFTA_SET_NAME), "a set", "a set that is not ours"
-	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		return "chain " + nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME), "its rules", "a chain that is not ours"
-	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		return "chain " + nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN), "its rules", "other rules"
-	case unix.NFT_MSG_NEWFLOWTABLE, unix.NFT_MSG_DELFLOWTABLE:
-		return "flowtable " + nfnetlink.Text(attrs, flowtableName), "a flowtable", "a flowtable that is not wanted"
-	}
-	return "", "the table", "another table"
 }
 
 // row names the row of which an element is a part, in the words of the model, and what it should say.

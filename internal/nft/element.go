@@ -64,7 +64,8 @@ type Span struct{ First, Last netip.Addr }
 func (s Span) Encode() string { return string(append(s.First.AsSlice(), s.Last.AsSlice()...)) }
 
 // Flatten turns the nested prefixes of one family, of which the longest wins, into disjoint ranges for each verdict.
-// Single addresses are left out.
+// Single addresses are left out. Only where a prefix begins or ends can the verdict change. There are few prefixes, so
+// each of these places is compared with all of them.
 func Flatten(all map[netip.Prefix]model.Verdict, f Family) map[model.Verdict][]Span {
 	guards := map[netip.Prefix]model.Verdict{}
 	for p, v := range all {

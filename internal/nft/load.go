@@ -140,20 +140,24 @@ func (t *Table) loadRules(c *nfnetlink.Socket) error {
 // Elements with a counter that should have none, or the other way round, are exchanged.
 func (t *Table) List(c *nfnetlink.Socket, set int, reset func(), f func(Element)) error {
 	s := t.Sets[set]
-	if s.Counts == nil {
-		return t.ListOf(c, s, reset, f)
-	}
 	var others []Element
-	restart := func() { others = nil; reset() }
-	err := t.ListOf(c, s, restart, func(e Element) {
-		if f(e); e.Counts != s.Counts(e.Data) {
-			others = append(others, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data)})
-		}
-	})
+	err := t.ListOf(c, s, func() { others = nil; reset() }, s.miscounted(&others, f))
 	if err == nil {
 		t.recount(set, others)
 	}
 	return err
+}
+
+// miscounted calls f, and notes elements with a counter that should have none, or the other way round.
+func (s *Set) miscounted(all *[]Element, f func(Element)) func(Element) {
+	if s.Counts == nil {
+		return f
+	}
+	return func(e Element) {
+		if f(e); e.Counts != s.Counts(e.Data) {
+			*all = append(*all, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data)})
+		}
+	}
 }
 
 // ListOf is List for any set.
@@ -195,11 +199,7 @@ func (t *Table) Ask(c *nfnetlink.Socket, set int, keys [][]byte, f func(Element)
 	s := t.Sets[set]
 	for len(keys) > 0 {
 		answered := 0
-		r := t.elements(s, nil, func(e Element) {
-			if f(e); s.Counts != nil && e.Counts != s.Counts(e.Data) {
-				others = append(others, Element{Key: slices.Clone(e.Key), Data: slices.Clone(e.Data)})
-			}
-		})
+		r := t.elements(s, nil, s.miscounted(&others, f))
 		element := r.Each
 		r.Each = func(attrs []byte) { answered++; element(attrs) }
 		list := r.Filter.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)

@@ -23,8 +23,6 @@ type Table struct {
 	// Serve names the chain to which a destination leads that is found; empty: that of its class.
 	Serve string
 	Tx    *Transaction
-	// Describe, if not nil, names an element within its set; empty: its key says enough.
-	Describe func(*Set, Element) string
 	// Row, if not nil, names the row of which an element is a part, in the words of the model, and the row's wanted
 	// content. If that is empty, it is the same in all planes.
 	Row func(*Set, Element) (row, want string)

@@ -202,54 +202,62 @@ func (t *Transaction) message(steps []Step, n int) (text string, verb uint16) {
 		return "the transaction", 0
 	}
 	s := &steps[i]
-	what := t.describe(s)
-	if s.set == nil {
-		if what != "" {
-			what = ": " + what
-		}
-		return verbs[s.Verb] + " " + s.Table.String() + what, s.Verb
+	about, deletes := s.subject()
+	if text = "adding "; deletes {
+		text = "deleting "
 	}
-	text = verbs[s.Verb] + " " + s.set.Name + " " + what
+	if s.set == nil {
+		return text + t.object(s, about), s.Verb
+	}
+	text += s.set.Name + " " + t.describe(s)
 	if others := t.elements(&nfnetlink.Encoder{}, steps[i:]) - 1; others > 0 {
 		text += fmt.Sprintf(" or one of the %d after it", others)
 	}
 	return text, s.Verb
 }
 
-const deleting = "deleting"
-
-var verbs = map[uint16]string{
-	unix.NFT_MSG_NEWTABLE: "adding", unix.NFT_MSG_DELTABLE: deleting,
-	unix.NFT_MSG_NEWSET: "adding", unix.NFT_MSG_DELSET: deleting,
-	unix.NFT_MSG_NEWCHAIN: "adding", unix.NFT_MSG_DELCHAIN: deleting,
-	unix.NFT_MSG_NEWRULE: "adding", unix.NFT_MSG_DELRULE: deleting,
-	unix.NFT_MSG_NEWSETELEM: "adding", unix.NFT_MSG_DELSETELEM: deleting,
-	unix.NFT_MSG_NEWFLOWTABLE: "adding", unix.NFT_MSG_DELFLOWTABLE: deleting,
+// subject is what steps are about.
+type subject struct {
+	words      string // between the names of the table and of the object
+	name       uint16 // the attribute that has the latter
+	want, have string // what there should be, and what there is instead
 }
 
-// describe names what a step is about within its table, or set; empty: the table itself.
+// subjects are those that there are, by the number of the message that adds one.
+var subjects = map[uint16]subject{
+	unix.NFT_MSG_NEWTABLE:     {want: "the table", have: "another table"},
+	unix.NFT_MSG_NEWSET:       {": set ", unix.NFTA_SET_NAME, "a set", "a set that is not ours"},
+	unix.NFT_MSG_NEWSETELEM:   {},
+	unix.NFT_MSG_NEWCHAIN:     {": chain ", unix.NFTA_CHAIN_NAME, "its rules", "a chain that is not ours"},
+	unix.NFT_MSG_NEWRULE:      {": chain ", unix.NFTA_RULE_CHAIN, "its rules", "other rules"},
+	unix.NFT_MSG_NEWFLOWTABLE: {": flowtable ", flowtableName, "a flowtable", "a flowtable that is not wanted"},
+}
+
+// subject is what a step is about, and whether it deletes that. Each has its messages in the same order.
+func (s *Step) subject() (about subject, deletes bool) {
+	if about, adds := subjects[s.Verb]; adds {
+		return about, false
+	}
+	return subjects[s.Verb-(unix.NFT_MSG_DELTABLE-unix.NFT_MSG_NEWTABLE)], true
+}
+
+// object names what a step is about that is no element.
+func (t *Transaction) object(s *Step, about subject) string {
+	if about.name == 0 {
+		return s.Table.String()
+	}
+	return s.Table.String() + about.words + nfnetlink.Text(t.B[s.from:s.to], about.name)
+}
+
+// describe names the element that a step is about.
 func (t *Transaction) describe(s *Step) string {
-	attrs := t.B[s.from:s.to]
-	if s.set != nil {
-		e := decodeElement(attrs[4:])
-		if f := s.Table.Describe; f != nil {
-			if what := f(s.set, e); what != "" {
-				return what
-			}
+	e := t.element(s)
+	if f := s.Table.Row; f != nil {
+		if row, _ := f(s.set, e); row != "" {
+			return row
 		}
-		return s.set.describe(e)
 	}
-	switch s.Verb {
-	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
-		return "set " + nfnetlink.Text(attrs, unix.NFTA_SET_NAME)
-	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		return "chain " + nfnetlink.Text(attrs, unix.NFTA_CHAIN_NAME)
-	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		return "rules of chain " + nfnetlink.Text(attrs, unix.NFTA_RULE_CHAIN)
-	case unix.NFT_MSG_NEWFLOWTABLE, unix.NFT_MSG_DELFLOWTABLE:
-		return "flowtable " + nfnetlink.Text(attrs, flowtableName)
-	}
-	return ""
+	return s.set.describe(e)
 }
 
 // describe writes the parts of an element's key as people do.

@@ -395,19 +395,10 @@ func decodeTuple(tuple []byte) (src, dst netip.AddrPort, protocol model.Protocol
 	return netip.AddrPortFrom(from, fromPort), netip.AddrPortFrom(to, toPort), protocol
 }
 
-func decodeTraffic(counters []byte) (t Traffic) {
-	nfnetlink.Attributes(counters, func(kind uint16, data []byte) {
-		if len(data) != 8 {
-			return
-		}
-		switch n := binary.BigEndian.Uint64(data); kind {
-		case nl.CTA_COUNTERS_PACKETS:
-			t.Packets = n
-		case nl.CTA_COUNTERS_BYTES:
-			t.Bytes = n
-		}
-	})
-	return t
+func decodeTraffic(counters []byte) Traffic {
+	return Traffic{
+		nfnetlink.Uint64(counters, nl.CTA_COUNTERS_PACKETS), nfnetlink.Uint64(counters, nl.CTA_COUNTERS_BYTES),
+	}
 }
 
 func number(data []byte) uint32 {

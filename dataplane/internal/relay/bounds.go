@@ -133,10 +133,6 @@ func isExhausted(err error) bool { return errors.Is(err, unix.EMFILE) || errors.
 // isOwn reports whether an error says nothing of the backend: this machine cannot, or may not, ask it. There may be
 // no port left for it, no memory, or rules that keep the process from it.
 func isOwn(err error) bool {
-	for _, own := range []error{unix.EADDRNOTAVAIL, unix.EADDRINUSE, unix.ENOBUFS, unix.ENOMEM, unix.EPERM, unix.EACCES} {
-		if errors.Is(err, own) {
-			return true
-		}
-	}
-	return isExhausted(err)
+	own := []error{unix.EADDRNOTAVAIL, unix.EADDRINUSE, unix.ENOBUFS, unix.ENOMEM, unix.EPERM, unix.EACCES}
+	return isExhausted(err) || slices.ContainsFunc(own, func(is error) bool { return errors.Is(err, is) })
 }

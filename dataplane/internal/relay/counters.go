@@ -39,20 +39,16 @@ const (
 )
 
 func (d *Directory) served() (out []dataplane.Served) {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	for id, p := range d.pools {
-		p.mu.Lock()
+	d.eachPool(func(p *pool) {
 		for backend, n := range p.served {
-			row := dataplane.Served{Pool: id, Backend: backend}
+			row := dataplane.Served{Pool: p.id, Backend: backend}
 			row.Connections, row.Failed = n.connections, n.failed
 			row.ToBackend, row.ToClient = traffic(&n.ToBackend), traffic(&n.ToClient)
 			if n.connections+n.failed > 0 { // else it is being asked
 				out = append(out, row)
 			}
 		}
-		p.mu.Unlock()
-	}
+	})
 	return out
 }
 

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"sync"
-	"time"
 
 	"fairlead.dev/fairlead/internal/share"
 	"fairlead.dev/fairlead/model"
@@ -50,10 +49,7 @@ func EndpointOf(key model.Key) Endpoint { return Endpoint{key.AddrPort(), key.Pr
 // Touched are the destinations of rows that a change sets or deletes.
 func Touched(c model.Change) map[Endpoint]bool {
 	touched := map[Endpoint]bool{}
-	for key := range c.Frontends.Set.Keys() {
-		touched[EndpointOf(key)] = true
-	}
-	for _, key := range c.Frontends.Delete {
+	for key := range c.Frontends.Keys() {
 		touched[EndpointOf(key)] = true
 	}
 	return touched
@@ -151,20 +147,22 @@ func (d *Directory) pool(id model.PoolID) *pool {
 	return d.pools[id]
 }
 
+// eachPool calls f with the pools, each under its lock.
+func (d *Directory) eachPool(f func(*pool)) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	for _, p := range d.pools {
+		p.mu.Lock()
+		f(p)
+		p.mu.Unlock()
+	}
+}
+
 // leads reports whether a destination's row of any scope still leads to a pool. It tells which flows are to end.
 func (d *Directory) leads(key model.Key, p *pool) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return d.rows[key].pool == p
-}
-
-// forget has the pools forget clients whose time has run out.
-func (d *Directory) forget(now time.Time) {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	for _, p := range d.pools {
-		p.forget(now)
-	}
 }
 
 // Forwards reports whether a row of any scope leads somewhere.

@@ -241,7 +241,8 @@ func (p *pool) lessLoaded(may func(turn) bool) int {
 	return one
 }
 
-// drawn is a backend by chance, by its weight; -1: there is none.
+// drawn is a backend by chance, by its weight; -1: there is none. Each takes the place of those before it with the
+// chance that its weight has of theirs and its own (reservoir sampling). So one pass is enough, without their sum.
 func (p *pool) drawn(may func(turn) bool) int {
 	chosen, total := -1, 0
 	for i, t := range p.serving {
@@ -315,10 +316,8 @@ func (p *pool) bind(client netip.Addr, b netip.AddrPort, now time.Time, most int
 	p.note(client, choice{backend: b, until: now.Add(p.affinity)})
 }
 
-// forget deletes the clients whose time has run out.
+// forget deletes the clients whose time has run out. The caller holds the lock.
 func (p *pool) forget(now time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for client, c := range p.clients {
 		if !now.Before(c.until) {
 			delete(p.clients, client)

@@ -114,7 +114,7 @@ func (p *Proxy) Open() int { return p.flows.places.Used() + p.connections.Used()
 // Forget forgets clients whose time has run out. It returns the Services of which clients had to give way since the
 // last call.
 func (p *Proxy) Forget(now time.Time) (gaveWay []string) {
-	p.Rows.forget(now)
+	p.Rows.eachPool(func(p *pool) { p.forget(now) })
 	return p.turned.news()
 }
 

@@ -28,19 +28,16 @@ type Session struct {
 
 // Unsaved are the clients of whom the set is to be told: all of whom it does not know the last, or those that need it.
 func (d *Directory) Unsaved(all bool, now time.Time) (found []Session) {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	for _, p := range d.pools {
+	d.eachPool(func(p *pool) {
 		if len(found) < maxSaved {
 			found = p.appendUnsaved(found, all, now)
 		}
-	}
+	})
 	return found
 }
 
+// appendUnsaved adds those of a pool. The caller holds the lock.
 func (p *pool) appendUnsaved(found []Session, all bool, now time.Time) []Session {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	add := func(client netip.Addr) {
 		c, ok := p.clients[client]
 		switch {
@@ -88,32 +85,24 @@ func (p *pool) settle(m Session, done bool) {
 
 // Lose notes that the set has lost all clients, so that all are written again.
 func (d *Directory) Lose() {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	for _, p := range d.pools {
-		p.mu.Lock()
+	d.eachPool(func(p *pool) {
 		for client, c := range p.clients {
 			c.saved = time.Time{}
 			p.clients[client] = c
 			p.dirty[client] = struct{}{}
 		}
-		p.mu.Unlock()
-	}
+	})
 }
 
 // EachClient calls f for each client that is remembered.
 func (d *Directory) EachClient(now time.Time, f func(dataplane.Session)) {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	for id, p := range d.pools {
-		p.mu.Lock()
+	d.eachPool(func(p *pool) {
 		for client, c := range p.clients {
 			if now.Before(c.until) {
-				f(dataplane.Session{Pool: id, Client: client, Backend: c.backend, Until: c.until})
+				f(dataplane.Session{Pool: p.id, Client: client, Backend: c.backend, Until: c.until})
 			}
 		}
-		p.mu.Unlock()
-	}
+	})
 }
 
 // remember has a client keep a backend. It reports false if the pool is full, or has no such backend.
