@@ -3,7 +3,6 @@ package ipvs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -25,11 +24,11 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 	}
 	tally := dataplane.Tally{}
 	if err := p.countServed(tally); err != nil {
-		return dataplane.Counters{}, fmt.Errorf("ipvs: %w", err)
+		return dataplane.Counters{}, named(err)
 	}
 	refused, err := p.countByTable(tally)
 	if err != nil {
-		return dataplane.Counters{}, fmt.Errorf("ipvs: %w", err)
+		return dataplane.Counters{}, named(err)
 	}
 	c := dataplane.Counters{Connections: true, Traffic: true, Served: tally.Served(), Refused: refused}
 	c.Sort()

@@ -69,15 +69,11 @@ type changes struct {
 	forget    bool // affinity may hold backends that are gone
 }
 
-func newChanges() *changes {
-	return &changes{
-		frontends: map[model.Key]struct{}{}, pools: map[model.PoolID]struct{}{}, servers: map[ipvs.Key]struct{}{},
-	}
-}
-
 // take takes over a change that leads to s, and finds what it touches.
 func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
-	w := newChanges()
+	w := &changes{
+		frontends: map[model.Key]struct{}{}, pools: map[model.PoolID]struct{}{}, servers: map[ipvs.Key]struct{}{},
+	}
 	for _, key := range c.Frontends.Delete {
 		r.drop(key, w)
 	}
