@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"time"
@@ -80,15 +81,8 @@ func (e *Engine) configure(ctx context.Context, s Settings, control *controlServ
 
 // setTimes sets what both New and Configure may. A rest must not look like a plane that fails.
 func (e *Engine) setTimes(audit, rest time.Duration) {
-	e.options.AuditInterval = orDefault(audit, auditInterval)
+	e.options.AuditInterval = cmp.Or(audit, auditInterval)
 	e.rests.limit(min(rest, e.options.HealthTimeout/2))
-}
-
-func orDefault(d, otherwise time.Duration) time.Duration {
-	if d == 0 {
-		return otherwise
-	}
-	return d
 }
 
 // Parts are what an Engine connects. A new Source belongs to a new Table, as its first Batch is complete.

@@ -123,15 +123,13 @@ func (c *controlServer) close() {
 
 // ask has the loop compute an answer.
 func (c *controlServer) ask(w http.ResponseWriter, r *http.Request, f func(context.Context, View) (any, error)) {
-	ctx, cancel := context.WithTimeout(r.Context(), patience)
-	defer cancel()
 	var body any
-	err := c.engine.Do(ctx, func(ctx context.Context, v View) (err error) {
+	err := c.part(r, func(ctx context.Context, v View) (err error) {
 		body, err = f(ctx, v)
 		return err
 	})
 	if err != nil {
-		http.Error(w, "the proxy is busy or still starting: "+err.Error(), http.StatusServiceUnavailable)
+		refuse(w, err)
 		return
 	}
 	if r.FormValue("format") == "json" {
@@ -140,6 +138,17 @@ func (c *controlServer) ask(w http.ResponseWriter, r *http.Request, f func(conte
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	fmt.Fprint(w, body)
+}
+
+// part has the loop compute a part of an answer.
+func (c *controlServer) part(r *http.Request, f func(context.Context, View) error) error {
+	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	defer cancel()
+	return c.engine.Do(ctx, f)
+}
+
+func refuse(w http.ResponseWriter, err error) {
+	http.Error(w, "the proxy is busy or still starting: "+err.Error(), http.StatusServiceUnavailable)
 }
 
 func (c *controlServer) dump(w http.ResponseWriter, r *http.Request) {

@@ -11,12 +11,14 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"runtime/debug"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -163,7 +165,7 @@ func New(o Options) *Engine {
 	if o.Once {
 		o.HealthAddress, o.ControlSocket, o.Connect = netip.AddrPort{}, "", nil
 	}
-	o.HealthTimeout = orDefault(o.HealthTimeout, healthTimeout)
+	o.HealthTimeout = cmp.Or(o.HealthTimeout, healthTimeout)
 	if o.Observer == nil {
 		o.Observer = Unobserved{}
 	}
@@ -181,7 +183,7 @@ func New(o Options) *Engine {
 		started:     time.Now(),
 		dirty:       true,
 		audits:      newAudits(o.HealthTimeout / 2),
-		saves:       newSaves(),
+		saves:       saves{budget: budget{share: 10, credit: time.Second, longest: maxAuditRest}},
 		rests:       newRests(),
 		pace:        newPace(),
 		reported:    said.Share{Words: 2 * maxReported, While: time.Minute},
@@ -191,6 +193,7 @@ func New(o Options) *Engine {
 		looks:       looks{asked: make(chan service.Ask, maxAsks)},
 		orphans:     orphans{gone: dataplane.Gone{}},
 		rebalances:  rebalances{until: map[model.PoolID]time.Time{}},
+		tidy:        tidy{heap: heap, give: debug.FreeOSMemory},
 	}
 	e.queue = e.newQueue()
 	e.status.set(Status{NodeEligible: true})

@@ -14,10 +14,6 @@ type saves struct {
 	from, due time.Time
 }
 
-func newSaves() saves {
-	return saves{budget: budget{share: 10, credit: time.Second, longest: maxAuditRest}}
-}
-
 // save has the plane save sessions if it is time.
 func (e *Engine) save(ctx context.Context) {
 	start := time.Now()

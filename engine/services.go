@@ -60,17 +60,10 @@ func (c *controlServer) services(w http.ResponseWriter, r *http.Request) {
 		})
 	}
 	if err != nil {
-		http.Error(w, "the proxy is busy or still starting: "+err.Error(), http.StatusServiceUnavailable)
+		refuse(w, err)
 		return
 	}
 	answer(w, true, out)
-}
-
-// part has the loop compute a part of an answer.
-func (c *controlServer) part(r *http.Request, f func(context.Context, View) error) error {
-	ctx, cancel := context.WithTimeout(r.Context(), patience)
-	defer cancel()
-	return c.engine.Do(ctx, f)
 }
 
 // byPort groups what backends got by the name of the Service's port.

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"runtime/debug"
 	"runtime/metrics"
 	"time"
 
@@ -29,8 +28,8 @@ type tidy struct {
 	free  time.Time     // not earlier
 	must  bool          // much is to be gained
 	floor uint64        // of the heap, when memory was last given back
-	heap  func() uint64 // nil: that of the process
-	give  func()        // nil: debug.FreeOSMemory
+	heap  func() uint64 // that of the process
+	give  func()        // debug.FreeOSMemory
 }
 
 // synced notes that everything was programmed.
@@ -50,18 +49,11 @@ func (t *tidy) run() {
 	if t.at.IsZero() || now.Before(t.at) {
 		return
 	}
-	if heap := or(t.heap, heap); t.must || heap() >= t.floor+minGrowth {
-		or(t.give, debug.FreeOSMemory)()
-		t.free, t.floor = time.Now().Add(tidyShare*time.Since(now)), heap()
+	if t.must || t.heap() >= t.floor+minGrowth {
+		t.give()
+		t.free, t.floor = time.Now().Add(tidyShare*time.Since(now)), t.heap()
 	}
 	t.at, t.must = time.Time{}, false
-}
-
-func or[F func() | func() uint64](f, otherwise F) F {
-	if f == nil {
-		return otherwise
-	}
-	return f
 }
 
 // added is how many rows and backends a change sets.

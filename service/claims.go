@@ -239,7 +239,5 @@ func (t *Table) same(c claim, winner *entry) bool {
 
 // compare orders Services of the same right: the older one first.
 func (e *entry) compare(o *entry) int {
-	return cmp.Or(cmp.Compare(e.service.Created, o.service.Created),
-		cmp.Compare(e.service.Name.Namespace, o.service.Name.Namespace),
-		cmp.Compare(e.service.Name.Name, o.service.Name.Name))
+	return cmp.Or(cmp.Compare(e.service.Created, o.service.Created), compareNames(e.service.Name, o.service.Name))
 }

@@ -233,11 +233,7 @@ func (c *serviceReader) sourceRanges() {
 	}
 	ranges := c.prefixes("spec.loadBalancerSourceRanges", texts)
 	if len(ranges) == len(texts) {
-		for _, all := range everyone() {
-			if !slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Addr().Is4() == all.Addr().Is4() }) {
-				ranges = append(ranges, all)
-			}
-		}
+		ranges = withOpenFamilies(ranges)
 	}
 	c.to.SourceRanges = model.Disjoint(ranges)
 }
@@ -245,6 +241,16 @@ func (c *serviceReader) sourceRanges() {
 // everyone is the whole of each family.
 func everyone() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+}
+
+// withOpenFamilies adds the whole of each family that no prefix is of.
+func withOpenFamilies(prefixes []netip.Prefix) []netip.Prefix {
+	for _, all := range everyone() {
+		if !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr().Is4() == all.Addr().Is4() }) {
+			prefixes = append(prefixes, all)
+		}
+	}
+	return prefixes
 }
 
 func (c *serviceReader) policies() {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -63,10 +62,12 @@ func (t *Table) Explain(p model.Packet) Explanation {
 	d := t.state.Lookup(p)
 	x := &explainer{t: t, packet: p, decision: d, claim: claim{p.Destination.Addr(), p.Destination.Port(), p.Protocol}}
 	x.out = Explanation{
-		Source:      sourceText(p.Source),
 		Interface:   p.Interface,
 		Destination: fmt.Sprintf("%s/%s", p.Destination, p.Protocol),
 		Verdict:     d.Verdict.String(),
+	}
+	if p.Source.IsValid() { // else it is this node, whose addresses are not known
+		x.out.Source = p.Source.String()
 	}
 	health, ok := t.state.Health[x.claim.addrPort()]
 	switch {
@@ -79,14 +80,6 @@ func (t *Table) Explain(p model.Packet) Explanation {
 	}
 	x.out.Summary = x.summary()
 	return x.out
-}
-
-// sourceText is empty for this node, where its addresses are not known.
-func sourceText(a netip.Addr) string {
-	if !a.IsValid() {
-		return ""
-	}
-	return a.String()
 }
 
 // summary says what happens to the packet in one sentence.
@@ -311,12 +304,8 @@ func (x *explainer) noRow() {
 	default:
 		x.say("no Service that is handled here has this address, port and protocol")
 	}
-	for _, name := range slices.SortedFunc(maps.Keys(x.t.entries), func(a, b Name) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	}) {
-		if s := x.t.entries[name].service; s != nil {
-			x.near(s)
-		}
+	for _, name := range x.t.ServiceNames("") {
+		x.near(x.t.entries[name].service)
 	}
 }
 

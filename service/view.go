@@ -228,11 +228,7 @@ func (o *Options) nodePorts(primary, addrs []netip.Addr) []netip.Addr {
 			}
 		}
 	}
-	for _, all := range everyone() {
-		if !slices.ContainsFunc(means, func(p netip.Prefix) bool { return p.Addr().Is4() == all.Addr().Is4() }) {
-			means = append(means, all)
-		}
-	}
+	means = withOpenFamilies(means)
 	addrs = append(slices.Clone(addrs), netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback())
 	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
 		return !slices.ContainsFunc(means, func(p netip.Prefix) bool { return covers(p, a) })

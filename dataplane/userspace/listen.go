@@ -202,14 +202,6 @@ func (p *Plane) applyListeners(s *model.State, c model.Change) error {
 	})
 }
 
-// auditListeners is Audit without rules. It tries listeners that failed before once in a while.
-func (p *Plane) auditListeners(s *model.State) error {
-	if p.tend() {
-		return p.listen(s, (*listeners).retry)
-	}
-	return nil
-}
-
 func (p *Plane) listen(s *model.State, f func(*listeners)) error {
 	return p.namespace.Do(func() error {
 		p.proxy.listeners.locate(s.Pods.Prefixes)

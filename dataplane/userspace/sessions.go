@@ -2,7 +2,6 @@ package userspace
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"time"
 
@@ -13,17 +12,13 @@ import (
 
 // saved are the sessions that the set clients has, of this process or one before.
 func (p *Plane) saved(s *model.State) iter.Seq2[dataplane.Session, error] {
-	return func(yield func(dataplane.Session, error) bool) {
+	return dataplane.ListSessions("userspace", func(f func(dataplane.Session)) error {
 		var tables []*table
 		for i := range nft.Families {
 			tables = append(tables, p.newTable(i, nil))
 		}
-		wanted := true
-		err := eachSaved(p.ruleset.Socket, tables, s, func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
-		if err != nil && wanted {
-			yield(dataplane.Session{}, fmt.Errorf("userspace: list sessions: %w", err))
-		}
-	}
+		return eachSaved(p.ruleset.Socket, tables, s, f)
+	})
 }
 
 // Sessions implements dataplane.Handover.

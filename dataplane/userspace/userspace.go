@@ -18,6 +18,7 @@
 package userspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,14 +82,14 @@ type Options struct {
 }
 
 func (o *Options) defaults() {
-	fill(&o.DialTimeout, 3*time.Second)
-	fill(&o.Dials, 6)
-	fill(&o.IdleTimeout, 24*time.Hour)
-	fill(&o.HalfClosedTimeout, time.Hour)
-	fill(&o.FlowTimeout, 30*time.Second)
-	fill(&o.StreamTimeout, 2*time.Minute)
-	fill(&o.MaxConnections, min(share.Files()*2/5, 1<<16))
-	fill(&o.MaxFlows, min(share.Files()/10, 1<<15))
+	o.DialTimeout = cmp.Or(o.DialTimeout, 3*time.Second)
+	o.Dials = cmp.Or(o.Dials, 6)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, 24*time.Hour)
+	o.HalfClosedTimeout = cmp.Or(o.HalfClosedTimeout, time.Hour)
+	o.FlowTimeout = cmp.Or(o.FlowTimeout, 30*time.Second)
+	o.StreamTimeout = cmp.Or(o.StreamTimeout, 2*time.Minute)
+	o.MaxConnections = cmp.Or(o.MaxConnections, min(share.Files()*2/5, 1<<16))
+	o.MaxFlows = cmp.Or(o.MaxFlows, min(share.Files()/10, 1<<15))
 	o.fit()
 }
 
@@ -102,13 +103,6 @@ func (o *Options) fit() {
 }
 
 func extraFiles() int { return share.Files() / 16 }
-
-func fill[T comparable](option *T, value T) {
-	var zero T
-	if *option == zero {
-		*option = value
-	}
-}
 
 // Plane is the userspace data plane.
 type Plane struct {
@@ -150,9 +144,7 @@ func (p *Plane) tend() bool {
 	return true
 }
 
-var (
-	_ dataplane.Dataplane = (*Plane)(nil)
-)
+var _ dataplane.Dataplane = (*Plane)(nil)
 
 // Driver has planes with options that, where the kernel can do no better, have another one translate. Open sets the way
 // in which packets come to the process; nil: it is not asked for.
@@ -444,7 +436,9 @@ func (p *Plane) unable(key model.Key, f model.Frontend) error {
 	case p.why[family] != nil:
 		return fmt.Errorf("frontend %s of %s: cannot listen: %w", key, f.Service, p.why[family])
 	case key.Protocol == model.SCTP:
-		if err := p.serveSCTP(); err != nil {
+		// It listens from when there is a row of SCTP: that has the kernel load a module, which keeps others from having
+		// SCTP of their own.
+		if err := p.namespace.Do(p.proxy.listenSCTP); err != nil {
 			return fmt.Errorf("frontend %s of %s: %w", key, f.Service, err)
 		}
 	case key.Protocol == model.UDP:
@@ -454,12 +448,6 @@ func (p *Plane) unable(key model.Key, f model.Frontend) error {
 		}
 	}
 	return nil
-}
-
-// serveSCTP listens for SCTP, from when there is a row of it: that has the kernel load a module, which keeps others
-// from having SCTP of their own.
-func (p *Plane) serveSCTP() error {
-	return p.namespace.Do(p.proxy.listenSCTP)
 }
 
 // answerFrom reports why answers cannot come from the port of a destination: it is for those who have the right. A
@@ -578,10 +566,13 @@ func (p *Plane) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r
 		r.Drifts = []dataplane.Drift{{Class: "sockets", Object: "sockets of the process", Want: "open"}}
 		return r, nil
 	}
+	tends := p.tend()
 	if p.listens() {
-		return r, p.auditListeners(s)
+		if tends { // listeners that failed are tried once in a while
+			err = p.listen(s, (*listeners).retry)
+		}
+		return r, err
 	}
-	p.tend()
 	var drifts []dataplane.Drift
 	for i, family := range families() {
 		if p.why[i] != nil {
