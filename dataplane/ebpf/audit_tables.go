@@ -304,12 +304,9 @@ func (p *pool) memberOf(key objectsMemberKey) (b model.Backend, ok bool) {
 	if p == nil {
 		return b, false
 	}
-	all, at := p.members(), key.Backend.addrPort()
-	i, ok := slices.BinarySearchFunc(all, model.BackendAt(at), model.Backend.Compare)
-	if !ok || key != p.member(at) {
-		return b, false
-	}
-	return all[i], true
+	at := key.Backend.addrPort()
+	b, ok = model.Pool{Backends: p.members()}.At(at)
+	return b, ok && key == p.member(at)
 }
 
 // rightly reports whether an element says of a backend what is so: whether it serves, and a slot of the pool's.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -90,9 +89,7 @@ func (c tally) add(o tally) {
 
 // hasBackend looks for one among those of a pool, which are sorted.
 func hasBackend(backends []model.Backend, a netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(backends, a, func(b model.Backend, a netip.AddrPort) int {
-		return b.AddrPort().Compare(a)
-	})
+	_, found := model.Pool{Backends: backends}.At(a)
 	return found
 }
 

@@ -79,9 +79,7 @@ type Options struct {
 // PinsDir is the directory for the pins of a node's plane, where a file system of type bpf is mounted, or will be.
 const PinsDir = "fairlead"
 
-const (
-	defaultRoot = "/sys/fs/bpf"
-)
+const defaultRoot = "/sys/fs/bpf"
 
 // Server says who serves the packets of those who have no socket here, or whose sockets cannot do what a row says.
 type Server string
@@ -142,9 +140,7 @@ type Plane struct {
 	releaseAgain                bool // the next Audit is to
 }
 
-var (
-	_ dataplane.Dataplane = (*Plane)(nil)
-)
+var _ dataplane.Dataplane = (*Plane)(nil)
 
 // Driver has planes with options.
 func Driver(o Options) dataplane.Driver {
@@ -376,7 +372,7 @@ func (p *Plane) refill(s *model.State) error {
 		t.close()
 		return err
 	}
-	p.closeTables()
+	p.forget()
 	p.tables = t
 	return nil
 }
@@ -422,7 +418,7 @@ func (p *Plane) loadPrograms() (err error) {
 
 // closePrograms leaves them to the kernel, which keeps those that are attached, with their tables.
 func (p *Plane) closePrograms() {
-	p.closeTables()
+	p.forget()
 	p.closePackets()
 	if p.sockets != nil {
 		p.sockets.Close()
@@ -491,9 +487,7 @@ func (p *Plane) settle(s *model.State) error {
 }
 
 // forget closes the tables, which the kernel keeps while they are in force. Devices that come get programs meanwhile.
-func (p *Plane) forget() { p.closeTables() }
-
-func (p *Plane) closeTables() {
+func (p *Plane) forget() {
 	if p.tables != nil {
 		p.keepCounters()
 		p.tables.close()

@@ -2,6 +2,7 @@ package ebpf
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -56,14 +57,8 @@ func (d *devices) takeGone() (gone []netip.Addr) {
 	if d.programs == nil {
 		return gone
 	}
-	return slices.DeleteFunc(gone, func(a netip.Addr) bool {
-		for _, has := range d.programs.node {
-			if has == a {
-				return true
-			}
-		}
-		return false
-	})
+	has := slices.Collect(maps.Values(d.programs.node))
+	return slices.DeleteFunc(gone, func(a netip.Addr) bool { return slices.Contains(has, a) })
 }
 
 // dropHidden removes the flows whose clients are hidden behind addresses that the node has lost: no answer would come.
@@ -83,14 +78,9 @@ func (s *sweep) dropHidden(gone []netip.Addr) error {
 
 // dropFlow removes the flow that a translation at egress follows from.
 func (s *sweep) dropFlow(forth packetsTuple) error {
-	var back, flow packetsTranslation
-	if ok, err := s.look(at(packetsHookEGRESS, forth.Protocol, forth.Dst, forth.Src), &back); !ok || err != nil {
-		return err
+	key, flow, ok, err := s.flowOf(forth.Protocol, forth.Dst, forth.Src)
+	if ok && err == nil {
+		_, err = s.forget(key, &flow)
 	}
-	key := at(packetsHookINGRESS, forth.Protocol, back.Dst, back.Src)
-	if ok, err := s.look(key, &flow); !ok || err != nil {
-		return err
-	}
-	_, err := s.forget(key, &flow)
 	return err
 }

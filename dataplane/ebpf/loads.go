@@ -249,16 +249,14 @@ func (p *Plane) poolFor(s *model.State, asks asking) uint64 {
 	if service.Addr().Is4() {
 		pods = packetsRowsPODS_KNOWN_V4
 	}
-	if asks.internal || podsKnown(s.Pods)&pods != 0 {
-		key.Scope = model.Internal
+	scopes := []model.Scope{model.Internal, model.Any}
+	if !asks.internal && podsKnown(s.Pods)&pods == 0 {
+		scopes = scopes[1:]
+	}
+	for _, key.Scope = range scopes {
 		if f, ok := s.Frontends[key]; ok {
 			return poolName(f.Pool)
 		}
-		key.Scope = model.Any
 	}
-	f, ok := s.Frontends[key]
-	if !ok {
-		return 0
-	}
-	return poolName(f.Pool)
+	return 0
 }

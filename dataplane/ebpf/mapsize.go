@@ -126,14 +126,9 @@ func (s Sizes) memory(spec *ebpf.CollectionSpec) map[string]*ebpf.MapSpec {
 // room is a capacity for what is expected, too. An address with a port is a row, and so is the address itself.
 func (s Sizes) room(c capacity) capacity {
 	n := s.Services
-	return capacity{
-		frontends: max(c.frontends, 2*n),
-		pools:     max(c.pools, n),
-		slots:     max(c.slots, n),
-		chunks:    c.chunks,
-		members:   max(c.members, n),
-		guards:    c.guards,
-		pods:      c.pods,
-		sources:   c.sources,
+	least := capacity{objectsMapFrontends: 2 * n, objectsMapPools: n, objectsMapSlots: n, objectsMapMembers: n}
+	for name, entries := range least {
+		c[name] = max(c[name], entries)
 	}
+	return c
 }

@@ -26,7 +26,7 @@ func (o ownAddrs) flags(key model.Key, f model.Frontend) objectsFlags {
 			continue
 		}
 		all++
-		if slices.ContainsFunc(f.Allow, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		if f.Allows(a) {
 			allowed++
 		}
 	}

@@ -297,15 +297,9 @@ func (p *Plane) unpin() error {
 	}
 	var errs []error
 	for hook := range hooks() {
-		l, err := link.LoadPinnedLink(p.linkPath(hook), nil)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EPERM) { // without CAP_BPF: it goes with its pin
-			continue
-		}
-		if err == nil {
-			err = errors.Join(l.Detach(), l.Close())
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", hook, err))
+		// EPERM: without CAP_BPF it goes with its pin.
+		if err := unpinLink(p.linkPath(hook)); err != nil && !errors.Is(err, unix.EPERM) {
+			errs = append(errs, err)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

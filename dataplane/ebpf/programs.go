@@ -32,8 +32,8 @@ func hooks() map[string]ebpf.AttachType {
 	}
 }
 
-// capacity is how many rows of each kind the tables can hold.
-type capacity struct{ frontends, pools, slots, chunks, members, guards, pods, sources uint32 }
+// capacity is how many elements each table of a set can hold.
+type capacity map[string]uint32
 
 // spareSlots are so many that the wait before slots are used again is rare in small clusters, too.
 const spareSlots = 1 << 13
@@ -49,14 +49,14 @@ func capacityFor(s *model.State) capacity {
 		members += len(p.Backends)
 	}
 	return capacity{
-		frontends: roomFor(len(s.Frontends) + len(s.Guards)),
-		pools:     roomFor(len(s.Pools)),
-		slots:     roomFor(slots) + uint32(largest) + spareSlots, // a pool that changes has two ranges
-		chunks:    chunksOfAll(s),
-		members:   roomFor(members),
-		guards:    roomFor(len(s.Guards)),
-		pods:      roomFor(len(s.Pods.Prefixes)),
-		sources:   roomFor(countSources(s)),
+		objectsMapFrontends: roomFor(len(s.Frontends) + len(s.Guards)),
+		objectsMapPools:     roomFor(len(s.Pools)),
+		objectsMapSlots:     roomFor(slots) + uint32(largest) + spareSlots, // a pool that changes has two ranges
+		objectsMapChunks:    chunksOfAll(s),
+		objectsMapMembers:   roomFor(members),
+		objectsMapGuards:    roomFor(len(s.Guards)),
+		packetsMapPods:      roomFor(len(s.Pods.Prefixes)),
+		packetsMapSources:   roomFor(countSources(s)),
 	}
 }
 

@@ -54,7 +54,10 @@ func newSets() (*sets, error) {
 		s.word, err = ebpf.NewMap(spec.Maps[inForceTable])
 	}
 	if err == nil {
-		err = s.mapWord()
+		var memory []packetsInForce
+		if memory, s.unmap, err = mapped[packetsInForce](s.word); err == nil {
+			s.memory = &memory[0]
+		}
 	}
 	if err == nil {
 		s.grace, err = newGrace()
@@ -63,15 +66,6 @@ func newSets() (*sets, error) {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
-}
-
-// mapWord gets at the memory of the word, and of what is beside it.
-func (s *sets) mapWord() error {
-	memory, unmap, err := mapped[packetsInForce](s.word)
-	if err == nil {
-		s.memory, s.unmap = &memory[0], unmap
-	}
-	return err
 }
 
 // next is the set that is not in force.
@@ -99,16 +93,7 @@ func (s *sets) replaceIn(spec *ebpf.CollectionSpec, replacements map[string]*ebp
 // make makes the tables of a set, empty. No program reads them yet.
 func (s *sets) make(c capacity) (map[string]*ebpf.Map, error) {
 	made := map[string]*ebpf.Map{}
-	for name, entries := range map[string]uint32{
-		objectsMapFrontends: c.frontends,
-		objectsMapPools:     c.pools,
-		objectsMapSlots:     c.slots,
-		objectsMapChunks:    c.chunks,
-		objectsMapMembers:   c.members,
-		objectsMapGuards:    c.guards,
-		packetsMapPods:      c.pods,
-		packetsMapSources:   c.sources,
-	} {
+	for name, entries := range c {
 		spec := s.empty[name].Copy()
 		spec.MaxEntries = entries
 		m, err := ebpf.NewMap(spec)

@@ -52,21 +52,6 @@ func mapShares(m *ebpf.Map, table objectsShared, room uint32, most int64) (s sha
 	return s, unmap, nil
 }
 
-// mapFlowShares has those of the table of flows that is among some maps.
-func mapFlowShares(maps map[string]*ebpf.Map) (shares, func(), error) {
-	const most = 4
-	room := roomOf(maps[packetsMapTranslations].MaxEntries(), maps[packetsMapAsking].MaxEntries())
-	return mapShares(maps[objectsMapShares], objectsSharedOF_FLOWS, room, most)
-}
-
-// lend gives an owner places that it has elsewhere already.
-func (s shares) lend(owner, places uint32) {
-	atomic.AddUint32(&s.all[everybody].Lent, places)
-	if owner != everybody {
-		atomic.AddUint32(&s.all[owner].Lent, places)
-	}
-}
-
 func (s shares) giveBack(owner, places uint32) {
 	atomic.AddUint32(&s.all[everybody].Returned, places)
 	if owner != everybody {
@@ -161,17 +146,6 @@ func inTwos(d time.Duration) uint16 { return uint16((seconds(d) + 1) / 2) }
 // isWayBack reports whether an element is what has a flow's terms: the way back to its client.
 func isWayBack(key packetsTuple, t *packetsTranslation) bool {
 	return key.Hook == packetsHookEGRESS && t.State&packetsStateBACK != 0
-}
-
-// lends is how many places a flow has if it is held.
-func (t *packetsTranslation) lends() packetsHeld {
-	switch {
-	case t.Port != 0:
-		return 4
-	case t.State&(packetsStateDIRECT|packetsStateTOLD) != 0:
-		return 3
-	}
-	return 2
 }
 
 // usedUp names the shares of which nothing is left.

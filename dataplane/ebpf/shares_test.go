@@ -3,6 +3,7 @@ package ebpf
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"fairlead.dev/fairlead/model"
@@ -237,7 +238,9 @@ func TestShares_settle(t *testing.T) {
 	says("ten flows", 20)
 	lasts := s.patience
 	s.patience = *patience()
-	s.shares.lend(owner, 300)
+	for _, o := range []uint32{owner, everybody} {
+		atomic.AddUint32(&s.shares.all[o].Lent, 300)
+	}
 	r.pass(s)
 	says("300 were lent twice", 20)
 	s.shares.giveBack(owner, 7)

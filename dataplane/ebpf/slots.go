@@ -3,6 +3,7 @@ package ebpf
 import (
 	"math"
 	"math/bits"
+	"slices"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -61,12 +62,7 @@ func fill(slots []objectsSlot, backends []model.Backend) {
 }
 
 func even(backends []model.Backend) bool {
-	for _, b := range backends {
-		if b.Weight != backends[0].Weight {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(backends, func(b model.Backend) bool { return b.Weight != backends[0].Weight })
 }
 
 // scale is part/total in 2^-32; part is the smaller one.

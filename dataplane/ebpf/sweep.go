@@ -124,7 +124,9 @@ func newSweep(maps map[string]*ebpf.Map, p *phases, dir string) (*sweep, error) 
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", activityTable, err)
 	}
-	shared, unmapShares, err := mapFlowShares(maps)
+	const mostAtOnce = 4 // places that one packet makes programs lend
+	room := roomOf(maps[packetsMapTranslations].MaxEntries(), maps[packetsMapAsking].MaxEntries())
+	shared, unmapShares, err := mapShares(maps[objectsMapShares], objectsSharedOF_FLOWS, room, mostAtOnce)
 	if err != nil {
 		unmap()
 		return nil, err
@@ -546,13 +548,21 @@ func (s *sweep) hasFlow(key packetsTuple, t *packetsTranslation) (bool, error) {
 	case t.State&packetsStateBACK == 0:
 		backend, client = key.Dst, key.Src
 	}
-	var back, flow packetsTranslation
-	if ok, err := s.look(at(packetsHookEGRESS, key.Protocol, backend, client), &back); !ok || err != nil {
-		return false, err
-	}
-	ok, err := s.look(at(packetsHookINGRESS, key.Protocol, back.Dst, back.Src), &flow)
+	_, flow, ok, err := s.flowOf(key.Protocol, backend, client)
 	if !ok || err != nil || flow.Src != client || flow.Dst != backend {
 		return false, err
 	}
 	return direct || key.Hook == packetsHookEGRESS || flow.Port == key.Dst.Port, nil
+}
+
+// flowOf finds the flow whose packets go back from a backend to a client, as the backend sees it.
+func (s *sweep) flowOf(protocol uint8, backend, client packetsEndpoint) (
+	key packetsTuple, flow packetsTranslation, ok bool, err error,
+) {
+	var back packetsTranslation
+	if ok, err = s.look(at(packetsHookEGRESS, protocol, backend, client), &back); ok && err == nil {
+		key = at(packetsHookINGRESS, protocol, back.Dst, back.Src)
+		ok, err = s.look(key, &flow)
+	}
+	return key, flow, ok, err
 }

@@ -68,9 +68,9 @@ func newTables(sets *sets, size capacity, fault func(string) error) (*tables, er
 		pools: map[model.PoolID]*pool{}, udp: map[model.PoolID]bool{}, counted: tally{},
 		sources: map[objectsFrontendKey]sourceSet{},
 		regions: sets.memory.Regions[sets.next()][:],
-		numbers: newSpans(size.pools),
-		ranges:  newSpans(size.slots),
-		parts:   newSpans(size.chunks),
+		numbers: newSpans(size[objectsMapPools]),
+		ranges:  newSpans(size[objectsMapSlots]),
+		parts:   newSpans(size[objectsMapChunks]),
 		turns:   map[backendSet]*turns{},
 	}
 	if t.entries, err = mapMemory[objectsPool](t, objectsMapPools); err == nil {
@@ -155,11 +155,7 @@ func (t *tables) load(s *model.State) error {
 			return err
 		}
 	}
-	return t.apply(s, model.Change{
-		Frontends: model.Delta[model.Key, model.Frontend]{Set: model.RowsOf(s.Frontends)},
-		Pools:     model.Delta[model.PoolID, model.Pool]{Set: model.RowsOf(s.Pools)},
-		Guards:    model.Delta[netip.Prefix, model.Verdict]{Set: model.RowsOf(s.Guards)},
-	})
+	return t.apply(s, s.Whole())
 }
 
 // apply performs a change, in an order in which every connection finds its way after each step. Pools come first, then

@@ -72,28 +72,25 @@ func (d *devices) attached(dev device, at side) ebpf.ProgramID {
 // drop takes the programs of all processes from the devices for whose index it says so, the ones that are gone
 // included.
 func (d *devices) drop(from func(index int) bool) error {
-	var errs []error
-	entries, err := os.ReadDir(d.pins)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	for _, e := range entries {
-		if index, ok := pinnedAt(e.Name()); ok && from(index) {
-			errs = append(errs, unpinLink(filepath.Join(d.pins, e.Name())))
-		}
-	}
-	return errors.Join(append(errs, d.dropFilters(from))...)
+	return errors.Join(dropPinned(d.pins, from, ingress().name, egress().name), d.dropFilters(from))
 }
 
-// pinnedAt is the device of a link, by the name of its pin.
-func pinnedAt(pin string) (index int, ok bool) {
-	for _, at := range []side{ingress(), egress()} {
-		if number, is := strings.CutPrefix(pin, at.name); is {
-			index, err := strconv.Atoi(number)
-			return index, err == nil
+// dropPinned ends the links in a directory whose pins begin so, and end with a device's index for which it says so.
+func dropPinned(dir string, from func(index int) bool, prefixes ...string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		for _, prefix := range prefixes {
+			number, ok := strings.CutPrefix(e.Name(), prefix)
+			if index, err := strconv.Atoi(number); ok && err == nil && from(index) {
+				errs = append(errs, unpinLink(filepath.Join(dir, e.Name())))
+			}
 		}
 	}
-	return 0, false
+	return errors.Join(errs...)
 }
 
 // filterPriority is behind those that people choose, and before the kernel's own.

@@ -5,16 +5,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -305,32 +302,9 @@ func (d *drivers) detach(device int) error {
 	return unpinLink(d.path(device))
 }
 
-// pinned are the devices that have had a program from us.
-func (d *drivers) pinned() (devices []int, err error) {
-	entries, err := os.ReadDir(d.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	for _, e := range entries {
-		if number, ok := strings.CutPrefix(e.Name(), xdpPrefix); ok {
-			if device, err := strconv.Atoi(number); err == nil {
-				devices = append(devices, device)
-			}
-		}
-	}
-	return devices, err
-}
-
 // keep takes our programs from all devices but some.
 func (d *drivers) keep(some map[int]packetsOutlet) error {
-	devices, err := d.pinned()
-	errs := []error{err}
-	for _, device := range devices {
-		if _, stays := some[device]; !stays {
-			errs = append(errs, d.detach(device))
-		}
-	}
-	return errors.Join(errs...)
+	return dropPinned(d.dir, func(device int) bool { _, stays := some[device]; return !stays }, xdpPrefix)
 }
 
 // Of the kernel's family netdev of generic netlink, since Linux 6.3 (include/uapi/linux/netdev.h).
