@@ -4,7 +4,7 @@
 //	fairlead, for each architecture ─────────► layer ─┬─► image of the agent
 //	                                                  │
 //	fairlead-lab ────────────────────────────► layer ─┼─► image of the laboratory
-//	packages.lock ─► fetch (mirror, sha256) ─► layer ─┘
+//	packages.lock ─► fetch (mirror, sha256) ─► layer ─┘ or tools: an archive
 //	      ▲
 //	      └── lock: apt's resolver
 //
@@ -33,7 +33,7 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("usage: image lock|agent|lab [flag...]")
+		return fmt.Errorf("usage: image lock|agent|lab|tools [flag...]")
 	}
 	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
 	switch args[0] {
@@ -49,27 +49,42 @@ func run(ctx context.Context, args []string) error {
 		return b.build(agentImage())
 	case "lab":
 		return buildLab(ctx, flags, args[1:])
+	case "tools":
+		debian := debianFlags(flags)
+		_ = flags.Parse(args[1:])
+		t, err := debian(ctx, flags.Arg(0))
+		if err != nil {
+			return err
+		}
+		return t.write(os.Stdout)
 	}
-	return fmt.Errorf("%q is none of lock, agent, lab", args[0])
+	return fmt.Errorf("%q is none of lock, agent, lab, tools", args[0])
 }
 
-// buildLab has flags of its own, for Debian's packages.
 func buildLab(ctx context.Context, flags *flag.FlagSet, args []string) error {
-	name := lockFlag(flags)
-	cache := flags.String("cache", filepath.Join(os.TempDir(), "fairlead-debs"), "where packages are kept")
+	debian := debianFlags(flags)
 	b, err := parseBuilder(flags, args)
 	if err != nil {
 		return err
 	}
-	lock, err := readLock(*name)
-	if err != nil {
-		return err
+	return b.build(labImage(func(arch string) (tree, error) { return debian(ctx, arch) }))
+}
+
+// debianFlags returns what fetches the packages of an architecture, once the flags are parsed.
+func debianFlags(flags *flag.FlagSet) func(ctx context.Context, arch string) (tree, error) {
+	name := lockFlag(flags)
+	cache := flags.String("cache", filepath.Join(os.TempDir(), "fairlead-debs"), "where packages are kept")
+	return func(ctx context.Context, arch string) (tree, error) {
+		lock, err := readLock(*name)
+		if err != nil {
+			return nil, err
+		}
+		fetcher, err := newFetcher(ctx, *cache, lock.Snapshot)
+		if err != nil {
+			return nil, err
+		}
+		return debianTree(ctx, fetcher, lock.Files[arch])
 	}
-	fetcher, err := newFetcher(ctx, *cache, lock.Snapshot)
-	if err != nil {
-		return err
-	}
-	return b.build(labImage(func(arch string) (tree, error) { return debianTree(ctx, fetcher, lock.Files[arch]) }))
 }
 
 func lockFlag(flags *flag.FlagSet) *string {

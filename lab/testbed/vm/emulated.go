@@ -16,7 +16,7 @@ import (
 //go:embed old
 var old string
 
-// Debian are the versions that old knows.
+// Debian are the versions for amd64 that old knows.
 var Debian = []string{"5.10", "6.1", "6.12"}
 
 // Emulated runs a program in a kernel for amd64, of Debian or any other, that qemu emulates: what the script old does.
