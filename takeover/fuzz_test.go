@@ -79,6 +79,6 @@ func readReply(t *testing.T, reply []byte) {
 	_, _ = nfnetlink.VerdictChain(reply), refusesAll(reply)
 	_ = portsIn(reply)
 	if x, ok := parseFlow(string(reply)); ok && !x.client.IsValid() {
-		t.Errorf("the flow %s has no client", x)
+		t.Errorf("the flow %v has no client", x)
 	}
 }
