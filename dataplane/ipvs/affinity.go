@@ -16,12 +16,18 @@ func (p *Plane) forget(k *kernel, needed bool) error {
 	if !needed {
 		return nil
 	}
+	byNumber := map[uint32]*poolUse{}
+	for _, use := range k.pools {
+		if use.row.Affinity > 0 {
+			byNumber[use.number] = use
+		}
+	}
 	return p.ruleset.Retry(k.tx, func() error {
 		for _, t := range k.tables {
 			if err := p.config.Inject("nftables list"); err != nil {
 				return err
 			}
-			if err := t.forgetSteps(p, k.rows); err != nil {
+			if err := t.forgetSteps(p, byNumber); err != nil {
 				return fmt.Errorf("list sessions: %w", err)
 			}
 		}
@@ -31,8 +37,7 @@ func (p *Plane) forget(k *kernel, needed bool) error {
 
 // forgetSteps makes steps that delete clients whose backend does not serve their pool any more. It lists the set of
 // clients first: the kernel refuses to delete an element that is not there.
-func (t *table) forgetSteps(p *Plane, r *rows) error {
-	pools := r.affinityPools()
+func (t *table) forgetSteps(p *Plane, pools map[uint32]*poolUse) error {
 	for number := range t.memories {
 		known := map[string]bool{}
 		err := t.ListOf(p.ruleset.Socket, t.clientsOf(number), func() { clear(known) }, func(e nft.Element) {
@@ -44,7 +49,7 @@ func (t *table) forgetSteps(p *Plane, r *rows) error {
 		var stale []string
 		err = t.ListOf(p.ruleset.Socket, t.affinityOf(number), func() { stale = nil }, func(e nft.Element) {
 			backend, ok := nft.DecodeBackend(e.Data)
-			if use := r.pools[pools[number]]; !ok || use == nil || !serves(use.row, backend) {
+			if use := pools[number]; !ok || use == nil || !serves(use.row, backend) {
 				stale = append(stale, string(e.Key))
 			}
 		})

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 
 	"fairlead.dev/fairlead/dataplane"
@@ -24,11 +25,11 @@ func (p *Plane) Counters(context.Context) (dataplane.Counters, error) {
 	}
 	tally := dataplane.Tally{}
 	if err := p.countServed(tally); err != nil {
-		return dataplane.Counters{}, named(err)
+		return dataplane.Counters{}, fmt.Errorf("ipvs: %w", err)
 	}
 	refused, err := p.countByTable(tally)
 	if err != nil {
-		return dataplane.Counters{}, named(err)
+		return dataplane.Counters{}, fmt.Errorf("ipvs: %w", err)
 	}
 	c := dataplane.Counters{Connections: true, Traffic: true, Served: tally.Served(), Refused: refused}
 	c.Sort()

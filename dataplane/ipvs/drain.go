@@ -96,6 +96,7 @@ func (s *servers) deleteDestination(key ipvs.Key, held *server, addr netip.AddrP
 func (s *servers) drop(key ipvs.Key, held *server, addr netip.AddrPort) {
 	s.stay(key, held, addr)
 	delete(held.destinations, addr)
+	held.order = slices.DeleteFunc(held.order, func(a netip.AddrPort) bool { return a == addr })
 }
 
 // stay forgets that a real server leaves.

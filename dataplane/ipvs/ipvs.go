@@ -89,7 +89,7 @@ func New(o Options) dataplane.New {
 		c.Mark, c.Log = cmp.Or(c.Mark, dataplane.DefaultMark), c.Logger()
 		p := &Plane{config: c, options: o, deadlines: deadlines{}}
 		if err := p.open(); err != nil {
-			return nil, errors.Join(named(err), p.Close())
+			return nil, errors.Join(fmt.Errorf("ipvs: %w", err), p.Close())
 		}
 		return p, nil
 	}
@@ -300,15 +300,10 @@ func (p *Plane) Sync(ctx context.Context, s *model.State) error {
 // Repair implements dataplane.Dataplane.
 func (p *Plane) Repair(_ context.Context, s *model.State, r dataplane.Report) error {
 	found, _ := r.Plan.(*planned)
-	return named(p.sync(s, found))
-}
-
-// named is an error with the name of the plane.
-func named(err error) error {
-	if err != nil {
-		err = fmt.Errorf("ipvs: %w", err)
+	if err := p.sync(s, found); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
 	}
-	return err
+	return nil
 }
 
 // sync plans, performs the plan, and sets the timeouts. The ruleset counts as clean only if the kernel has refused
@@ -432,7 +427,10 @@ func (p *Plane) Apply(_ context.Context, s *model.State, c model.Change) error {
 	if p.held == nil {
 		return errors.New("ipvs: the kernel's content is not known; Sync first")
 	}
-	return named(p.apply(s, c))
+	if err := p.apply(s, c); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	return nil
 }
 
 func (p *Plane) apply(s *model.State, c model.Change) error {
@@ -482,12 +480,7 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	soft := func(err error) error { return soften(err, &refused) }
 	for _, step := range []func() error{
 		func() error { return soft(p.ruleset.Commit(&todo.records)) },
-		func() error {
-			if todo.takeSessions != nil {
-				todo.takeSessions()
-			}
-			return nil
-		},
+		func() error { todo.takeIn(); return nil },
 		func() error { return soft(k.servers.perform(todo.servers.first)) },
 		func() error { return soft(p.substitute(k, todo)) },
 		func() error { return k.refuse(&todo.table, len(refused) > 0) },
@@ -506,6 +499,12 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	k.forget = todo.forget
 	p.held = k
 	return errors.Join(refused...)
+}
+
+func (w *work) takeIn() {
+	if w.takeSessions != nil {
+		w.takeSessions()
+	}
 }
 
 // soften puts an error that leaves all as it should be, but for what it names, among those refused.
@@ -551,7 +550,7 @@ func (p *Plane) tidy(k *kernel, refused *[]error) error {
 // Audit implements dataplane.Dataplane.
 func (p *Plane) Audit(_ context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
 	if r, err = p.audit(s, d); err != nil {
-		return dataplane.Report{}, named(err)
+		return dataplane.Report{}, fmt.Errorf("ipvs: %w", err)
 	}
 	return r, nil
 }
@@ -692,11 +691,18 @@ func (p *Plane) localDrifts(k *kernel, missing []netip.Prefix) (drifts []datapla
 // Remove implements dataplane.Dataplane.
 func (p *Plane) Remove(context.Context) error {
 	p.held = nil
-	r, err := p.leftovers()
-	if err == nil {
-		err = r.clear()
+	if err := p.remove(); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
 	}
-	return named(err)
+	return nil
+}
+
+func (p *Plane) remove() error {
+	r, err := p.leftovers()
+	if err != nil {
+		return err
+	}
+	return r.clear()
 }
 
 // Close implements dataplane.Dataplane.

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"slices"
@@ -30,12 +31,12 @@ func look(c dataplane.Config) (*Plane, error) {
 	c.Log = c.Logger()
 	p := &Plane{config: c}
 	if err := p.openQuietly(); err != nil {
-		return nil, errors.Join(named(err), p.Close())
+		return nil, errors.Join(fmt.Errorf("ipvs: %w", err), p.Close())
 	}
 	return p, nil
 }
 
-// withLeftovers does something about what is left in the network namespace of the calling thread.
+// findRemains does something about what is left in the network namespace of the calling thread.
 func withLeftovers(c dataplane.Config, f func(*leftovers) error) error {
 	p, err := look(c)
 	if err != nil {
@@ -45,7 +46,10 @@ func withLeftovers(c dataplane.Config, f func(*leftovers) error) error {
 	if err == nil {
 		err = f(r)
 	}
-	return errors.Join(named(err), p.Close())
+	if err != nil {
+		err = fmt.Errorf("ipvs: %w", err)
+	}
+	return errors.Join(err, p.Close())
 }
 
 func (p *Plane) leftovers() (*leftovers, error) {
@@ -91,8 +95,7 @@ func (r *leftovers) servers() (ours []ipvs.Key, err error) {
 			ours = append(ours, key)
 		}
 	}
-	// The reverse of the order in which a process that has no list yet makes them.
-	slices.SortFunc(ours, func(a, b ipvs.Key) int { return b.Compare(a) })
+	slices.SortFunc(ours, backwards)
 	return ours, err
 }
 
@@ -111,14 +114,11 @@ func (r *leftovers) clear() error {
 	if err != nil {
 		return err
 	}
+	if err := r.clearLocals(); err != nil {
+		return err
+	}
 	if r.shared {
 		keys = slices.DeleteFunc(keys, func(key ipvs.Key) bool { return key.Mark == 0 })
-		err = errors.Join(r.locals.routes.clear(), r.locals.dummy.release())
-	} else {
-		err = r.locals.clear()
-	}
-	if err != nil {
-		return err
 	}
 	if err := r.perform(deletions(keys)); err != nil {
 		return err
@@ -128,6 +128,13 @@ func (r *leftovers) clear() error {
 		t.Delete()
 	}
 	return r.ruleset.Commit(&r.tx)
+}
+
+func (r *leftovers) clearLocals() error {
+	if r.shared {
+		return errors.Join(r.locals.routes.clear(), r.locals.dummy.release())
+	}
+	return r.locals.clear()
 }
 
 func (r *leftovers) perform(requests []ipvs.Request) error {

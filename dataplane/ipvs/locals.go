@@ -260,7 +260,7 @@ func (l *locals) remove(surplus []netip.Prefix) error {
 	return l.removeFrom(l.way, l.held, surplus)
 }
 
-// removeOther removes addresses that other modes have left, once they are local by this mode, or no connection needs
+// removeFormer removes addresses that other modes have left, once they are local by this mode, or no connection needs
 // them.
 func (l *locals) removeOther(ending ending) (gone []netip.Prefix, err error) {
 	if l.otherHeld == nil {

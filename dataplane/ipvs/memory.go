@@ -54,6 +54,9 @@ func (t *table) ownSet(name string) *nft.Set {
 func (t *table) affinityOf(number uint32) *nft.Set { return t.ownSet(ownName(affinityPrefix, number)) }
 func (t *table) clientsOf(number uint32) *nft.Set  { return t.ownSet(ownName(clientsPrefix, number)) }
 
+// remembers reports whether a pool has its sets.
+func (t *table) remembers(number uint32) bool { return t.FoundSets[ownName(affinityPrefix, number)] }
+
 // addMemory makes the sets of a pool.
 func (t *table) addMemory(number uint32) {
 	t.AddSet(t.affinityOf(number))

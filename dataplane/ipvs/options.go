@@ -1,10 +1,8 @@
 package ipvs
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -62,13 +60,21 @@ func (o Options) excluded() (all []netip.Prefix, err error) {
 // schedulerOf is how the virtual servers of a pool choose. Round robin and least connections do not look
 // at weights; where these differ, their weighted forms are what is meant.
 func (o Options) schedulerOf(p model.Pool) string {
-	name := cmp.Or(p.Scheduler, o.Scheduler, "rr")
-	if name != "rr" && name != "lc" {
+	name := p.Scheduler
+	if name == "" {
+		name = o.Scheduler
+	}
+	switch {
+	case name == "":
+		name = "rr"
+	case name != "rr" && name != "lc":
 		return name
 	}
 	serving := p.Serving()
-	if slices.ContainsFunc(serving, func(b model.Backend) bool { return b.Weight != serving[0].Weight }) {
-		return "w" + name
+	for _, b := range serving {
+		if b.Weight != serving[0].Weight {
+			return "w" + name
+		}
 	}
 	return name
 }

@@ -19,7 +19,7 @@ func (f pastAddresses) add(server ipvs.Key, a netip.Addr) {
 	f[server][a] = struct{}{}
 }
 
-// notePastAddresses notes all that is held, as a whole State takes its place.
+// noteFormers notes all that is held, as a whole State takes its place.
 func (p *Plane) notePastAddresses() {
 	if p.held == nil {
 		return
@@ -29,7 +29,7 @@ func (p *Plane) notePastAddresses() {
 	}
 }
 
-// notePastAddress notes that a frontend goes, or changes.
+// noteFormer notes that a frontend goes, or changes.
 func (r *rows) notePastAddress(key model.Key, f model.Frontend) {
 	if key.Scope == model.Internal && forwards(key, f) {
 		r.pastAddresses.add(r.pools[f.Pool].server(key), key.Addr)

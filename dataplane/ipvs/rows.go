@@ -69,11 +69,15 @@ type changes struct {
 	forget    bool // affinity may hold backends that are gone
 }
 
-// take takes over a change that leads to s, and finds what it touches.
-func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
-	w := &changes{
+func newChanges() *changes {
+	return &changes{
 		frontends: map[model.Key]struct{}{}, pools: map[model.PoolID]struct{}{}, servers: map[ipvs.Key]struct{}{},
 	}
+}
+
+// take takes over a change that leads to s, and finds what it touches.
+func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
+	w := newChanges()
 	for _, key := range c.Frontends.Delete {
 		r.drop(key, w)
 	}

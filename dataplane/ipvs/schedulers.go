@@ -27,7 +27,7 @@ func openClient(fault func(string) error) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &client{c, &lacking{names: map[string]bool{}, said: map[string]bool{}}, fault}, nil
+	return &client{c, newLacking(), fault}, nil
 }
 
 // perform does the requests in their order and returns an error for each that the kernel refuses, unless another
@@ -54,6 +54,8 @@ type lacking struct {
 	servers []ipvs.Key // that have asked for one
 	said    map[string]bool
 }
+
+func newLacking() *lacking { return &lacking{names: map[string]bool{}, said: map[string]bool{}} }
 
 // refused notes that the kernel has not taken a virtual server because of its scheduler, and reports whether there may
 // be another one for it.

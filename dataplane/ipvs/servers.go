@@ -27,6 +27,9 @@ type server struct {
 	destinations map[netip.AddrPort]uint32 // weights
 	// pool is what the pool wants where the kernel holds something else, see shaped; nil: what it holds.
 	pool *server
+	// order is that in which the kernel lists the real servers; only dh needs it, and then it is ordered.
+	order   []netip.AddrPort
+	ordered bool
 	// leaving are those of the real servers that take no new connections and go when they have none
 	// left; the time is when they go in any case, zero: never.
 	leaving map[netip.AddrPort]time.Time
@@ -84,10 +87,14 @@ func newHeld(scheduler string) *server {
 // that server's fields cannot say becomes one that is never wanted, so that it is corrected.
 func adopt(found ipvs.Server, destinations []ipvs.Destination) *server {
 	held := newHeld(schedulerOf(found))
+	held.ordered = held.scheduler == "dh" || held.scheduler == "fo"
 	for _, r := range destinations {
 		held.destinations[r.Addr] = r.Weight
 		if r.Method != ipvs.Masquerade {
 			held.destinations[r.Addr] = ^uint32(0)
+		}
+		if held.ordered {
+			held.order = append(held.order, r.Addr)
 		}
 	}
 	return held
@@ -111,6 +118,10 @@ func udp(k ipvs.Key) bool {
 	}
 	return k.Protocol == model.UDP
 }
+
+// backwards orders virtual servers that all go: the reverse of the order in which a process that has no list yet makes
+// them.
+func backwards(a, b ipvs.Key) int { return b.Compare(a) }
 
 func deletions(keys []ipvs.Key) (requests []ipvs.Request) {
 	for _, key := range keys {
@@ -139,6 +150,7 @@ func (s *servers) set(key ipvs.Key, want *server, p *plan) {
 	made := s.shaped(key, held, want)
 	if held == nil {
 		held = newHeld(made.scheduler)
+		held.ordered = want.scheduler == "dh"
 		p.first = append(p.first, ipvs.NewServer(key, made.scheduler, func() { s.held[key] = held }))
 	}
 	if held.pool = want; made == want {
@@ -167,16 +179,6 @@ func (held *server) setScheduler(key ipvs.Key, name string, p *plan) {
 	}
 }
 
-// shaped is how a virtual server is to be made for what a pool wants. Destination hashing (ip_vs_dh.c) goes by no
-// weight: it refuses clients while the real server that it finds takes none. So failover (ip_vs_fo.c) stands in for it
-// meanwhile.
-func (s *servers) shaped(key ipvs.Key, held, want *server) *server {
-	if want.scheduler != "dh" || !held.takesNone(key, want) {
-		return want
-	}
-	return &server{scheduler: s.client.instead("fo", ""), destinations: want.destinations}
-}
-
 // takesNone reports whether there will be a real server that takes no connections.
 func (held *server) takesNone(key ipvs.Key, want *server) bool {
 	for _, weight := range want.destinations {
@@ -195,7 +197,7 @@ func (held *server) takesNone(key ipvs.Key, want *server) bool {
 	return false
 }
 
-// setDestination plans a real server and its weight.
+// setReal plans a real server and its weight.
 func (s *servers) setDestination(key ipvs.Key, held *server, r ipvs.Destination, p *plan) {
 	command := uint8(ipvs.SetDestination)
 	switch have, exists := held.destinations[r.Addr]; {
@@ -207,6 +209,7 @@ func (s *servers) setDestination(key ipvs.Key, held *server, r ipvs.Destination,
 	}
 	p.first = append(p.first, ipvs.NewRequest(command, key, r, func() {
 		held.destinations[r.Addr] = r.Weight
+		held.added(r.Addr)
 		s.stay(key, held, r.Addr)
 	}))
 }

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"maps"
 	"net/netip"
@@ -17,20 +18,28 @@ import (
 
 // Sessions implements dataplane.Handover.
 func (p *Plane) Sessions(_ context.Context, s *model.State) iter.Seq2[dataplane.Session, error] {
-	return dataplane.ListSessions("ipvs", func(f func(dataplane.Session)) (err error) {
-		k := p.held
-		if k == nil {
-			if k, err = p.recognise(s); err != nil {
-				return err
-			}
+	return func(yield func(dataplane.Session, error) bool) {
+		if err := p.listSessions(s, yield); err != nil {
+			yield(dataplane.Session{}, fmt.Errorf("ipvs: list sessions: %w", err))
 		}
-		for _, t := range k.tables {
-			if err := p.eachSession(t, k.affinityPoolsOf(s), f); err != nil {
-				return err
-			}
+	}
+}
+
+func (p *Plane) listSessions(s *model.State, yield func(dataplane.Session, error) bool) (err error) {
+	k := p.held
+	if k == nil {
+		if k, err = p.recognise(s); err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	wanted := true
+	for _, t := range k.tables {
+		err := p.eachSession(t, k.affinityPoolsOf(s), func(m dataplane.Session) { wanted = wanted && yield(m, nil) })
+		if err != nil || !wanted {
+			return err
+		}
+	}
+	return nil
 }
 
 // recognise reads which pools of s the kernel holds under which numbers.
@@ -76,7 +85,7 @@ func (p *Plane) eachSession(t *table, pools map[uint32]model.PoolID, f func(m da
 		return err
 	}
 	for number, id := range pools {
-		if id.V6 != t.Family.V6() || !t.FoundSets[ownName(affinityPrefix, number)] {
+		if id.V6 != t.Family.V6() || !t.remembers(number) {
 			continue
 		}
 		until, now := map[string]time.Time{}, time.Now()
@@ -134,7 +143,10 @@ func (p *Plane) taker(s *model.State, k *kernel) dataplane.Taker {
 			}.Take(others)
 			n, err = n+some, errors.Join(err, failed)
 		}
-		return n, named(err)
+		if err != nil {
+			err = fmt.Errorf("ipvs: %w", err)
+		}
+		return n, err
 	}
 }
 

@@ -621,16 +621,22 @@ func (l *lab) hashByDestination() {
 		"a 16, b 16, c 16; again: 0 differ; another client: 0 differ")
 	s.setWeight("c", 0)
 	l.check(l.to(s.put))
-	if draining := reach(l.clients()[0]); strings.Contains(draining, "c") {
-		l.Errorf("c drains, and is chosen: %s", draining)
-	}
+	draining := reach(l.clients()[0])
+	l.equal("c drains: "+shares(draining, 1, 1, 0), "c drains: a 24, b 24, c 0")
 	report, err := l.plane.Audit(l.Context(), l.state, dataplane.Quick)
 	if err != nil || len(report.Drifts) > 0 {
 		l.Errorf("audit: %v, %v", report.Drifts, err)
 	}
 	s.setWeight("c", 1)
 	l.check(l.to(s.put))
-	l.equal(fmt.Sprintf("c comes back: %d differ", differ(first, reach(l.clients()[0]))), "c comes back: 0 differ")
+	back := reach(l.clients()[0])
+	s.setWeight("c", 0)
+	l.check(l.to(s.put))
+	s.pool.Backends = s.pool.Backends[:2]
+	l.check(l.to(s.put))
+	gone := reach(l.clients()[0])
+	l.equal(fmt.Sprintf("c comes back: %d differ; c has drained and is gone: %d differ", differ(first, back), differ(draining, gone)),
+		"c comes back: 0 differ; c has drained and is gone: 0 differ")
 	l.check(l.to(s.delete))
 }
 
