@@ -18,8 +18,8 @@ const (
 	lookInterval = 30 * time.Second
 )
 
-// watcher tells when files may have changed. They are few, so it looks at each of them again and again: that finds what
-// inotify does not show, as on network file systems, and where links lead elsewhere, as in a mounted ConfigMap.
+// watcher tells when files may have changed. They are few, so it looks at each of them again and again. That finds what
+// inotify does not show, as on network file systems, and links that lead elsewhere, as in a mounted ConfigMap.
 type watcher struct {
 	changed        chan struct{} // has a token when the files should be read
 	interval       time.Duration // between tokens that nothing gives rise to

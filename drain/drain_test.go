@@ -29,7 +29,7 @@ type server struct {
 	writes []time.Time
 	lists  int
 	says   map[string]kube.Confirmation
-	living  map[string]time.Time
+	living map[string]time.Time
 	broken error
 }
 

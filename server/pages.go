@@ -74,7 +74,8 @@ func (p *pages) flags(of metav1.TypeMeta) any {
 }
 
 func pageHeader(page string) string {
-	return fmt.Sprintf("\n%s %s\nFor people, who read what may change; programs ask for application/json.\n", component, page)
+	const text = "\n%s %s\nFor people, who read what may change; programs ask for application/json.\n"
+	return fmt.Sprintf(text, component, page)
 }
 
 func (p *pages) statusText() string {

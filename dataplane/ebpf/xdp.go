@@ -322,7 +322,7 @@ func sends(l netlink.Link) error {
 	switch l.Type() {
 	case "veth":
 	case "bond":
-		return fmt.Errorf("%w: packets arrive by the ports of a bond, for which there is no program", dataplane.ErrUnsupported)
+		return fmt.Errorf("%w: packets arrive by the ports of a bond, which have no program", dataplane.ErrUnsupported)
 	default:
 		return nil
 	}

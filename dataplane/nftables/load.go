@@ -145,8 +145,8 @@ func (t *table) expectedSlots() (all map[uint32]int, ask bool) {
 	return all, total >= t.askFrom && !t.unsure
 }
 
-// askSlots asks for the slots of many pools at a time, and of each until there is none any more. Sizes are rounded up, and
-// may be anything if another program wrote them.
+// askSlots asks for the slots of many pools at a time, and of each until there is none any more. Sizes are rounded up,
+// and may be anything if another program wrote them.
 func (t *table) askSlots(c *nfnetlink.Socket, all map[uint32]int) (map[uint32]packed, error) {
 	const atOnce = 256 // twice as many answers have to fit into the buffer of the socket
 	found, lists := map[uint32]packed{}, map[uint32][]netip.AddrPort{}

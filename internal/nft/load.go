@@ -192,8 +192,8 @@ func (t *Table) elements(s *Set, reset func(), f func(Element)) nfnetlink.Reques
 	return l
 }
 
-// Ask calls f for the elements of keys, as far as they are there. The kernel answers in the order of the keys, and ends at
-// the first one that it lacks.
+// Ask calls f for the elements of keys, as far as they are there. The kernel answers in the order of the keys, and ends
+// at the first one that it lacks.
 func (t *Table) Ask(c *nfnetlink.Socket, set int, keys [][]byte, f func(Element)) error {
 	var others []Element
 	s := t.Sets[set]

@@ -121,8 +121,8 @@ func (m *mirror) set(b *service.Batch, c *compact) {
 	m.put(b, m.known, c.name)
 }
 
-// same reports whether two values differ in their version at most. That of a slice with endpoints that terminate counts:
-// a node that lists anew knows no earlier one, and waits until all have confirmed this one.
+// same reports whether two values differ in their version at most. That of a slice with endpoints that terminate
+// counts: a node that lists anew knows no earlier one, and waits until all have confirmed this one.
 func same(a, b any) bool {
 	if s, ok := a.(*service.Slice); ok && !s.Ends() {
 		other := *s
