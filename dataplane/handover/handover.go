@@ -165,12 +165,9 @@ func (h *Handover) Replace(ctx context.Context, loop Loop, p *Plane) error {
 		if old == nil {
 			return err
 		}
-		switch {
-		case old.Process != nil: // it may be kept, and what leads to it is the other's by now
+		if old.Process != nil { // it may be kept, and what leads to it is the other's by now
 			_, failed := old.SetStage(ctx, t.State(), dataplane.Standby)
 			err = errors.Join(err, failed)
-		case old.Behind == "": // its sockets listen until the other's do. One over another plane serves devices that come.
-			_ = t.Resync(ctx) // after an error the loop tries again
 		}
 		return errors.Join(err, h.Discard(old))
 	})

@@ -23,10 +23,7 @@ func (p *staged) SetStage(_ context.Context, _ *model.State, to dataplane.Stage)
 }
 
 // idleLoop is a loop that has nothing else to do.
-type idleLoop struct {
-	Turn
-	plane dataplane.Dataplane
-}
+type idleLoop struct{ Turn }
 
 func (l idleLoop) Between(ctx context.Context, f func(context.Context, Turn) error) error {
 	return f(ctx, l)
@@ -34,9 +31,6 @@ func (l idleLoop) Between(ctx context.Context, f func(context.Context, Turn) err
 func (idleLoop) Stopped() <-chan struct{} { return nil }
 func (idleLoop) State() *model.State      { return model.NewState() }
 func (idleLoop) Replaced(bool, error)     {}
-func (l idleLoop) Resync(ctx context.Context) error {
-	return l.plane.Sync(ctx, l.State())
-}
 
 // TestReplace_back: a plane that is kept knows that another one of its name has its place, and that it has it again.
 func TestReplace_back(t *testing.T) {
@@ -69,37 +63,6 @@ func TestReplace_back(t *testing.T) {
 		}
 	}
 }
-
-// noting is a plane that notes what is called.
-type noting struct {
-	none
-	name  string
-	calls *[]string
-}
-
-func (p noting) Sync(context.Context, *model.State) error {
-	*p.calls = append(*p.calls, p.name+" syncs")
-	return nil
-}
-
-func (p noting) Close() error {
-	*p.calls = append(*p.calls, p.name+" closes")
-	return nil
-}
-
-// TestReplace_overlaps: the sockets of the plane before listen until those of the new one do.
-func TestReplace_overlaps(t *testing.T) {
-	h, calls := New(Options{}), []string{}
-	h.Start(&Plane{Name: "nftables", Dataplane: noting{name: "old", calls: &calls}})
-	p := &Plane{Name: "nftables", Dataplane: noting{name: "new", calls: &calls}}
-	if err := h.Replace(t.Context(), idleLoop{plane: h}, p); err != nil {
-		t.Fatal(err)
-	}
-	if want := []string{"new syncs", "old closes"}; !slices.Equal(calls, want) {
-		t.Errorf("%q, want %q", calls, want)
-	}
-}
-
 // TestSwitch_whileTheFirstSyncEnds: a Sync that meets the end of a failed switch leaves the leftovers to the next audit.
 func TestSwitch_whileTheFirstSyncEnds(t *testing.T) {
 	removed, failed := false, errors.New("the plane cannot be opened")
