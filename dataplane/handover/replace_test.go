@@ -63,6 +63,7 @@ func TestReplace_back(t *testing.T) {
 		}
 	}
 }
+
 // TestSwitch_whileTheFirstSyncEnds: a Sync that meets the end of a failed switch leaves the leftovers to the next audit.
 func TestSwitch_whileTheFirstSyncEnds(t *testing.T) {
 	removed, failed := false, errors.New("the plane cannot be opened")
