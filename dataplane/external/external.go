@@ -34,7 +34,7 @@ type Watch struct {
 	running sync.WaitGroup
 
 	mu     sync.Mutex
-	nft    *os.File // hears of nf_tables; nil: nothing does
+	nft    *os.File // the socket that hears of nf_tables; nil: there is none
 	pauses int
 }
 

@@ -220,10 +220,10 @@ func (t *Transaction) message(steps []Step, n int) (text string, verb uint16) {
 type subject struct {
 	words      string // between the names of the table and of the object
 	name       uint16 // the attribute that has the latter
-	want, have string // what there should be, and what there is instead
+	want, have string // a Drift names so the object that is right, and one in its place
 }
 
-// subjects are those that there are, by the number of the message that adds one.
+// subjects has them by the number of the message that adds one.
 var subjects = map[uint16]subject{
 	unix.NFT_MSG_NEWTABLE:     {want: "the table", have: "another table"},
 	unix.NFT_MSG_NEWSET:       {": set ", unix.NFTA_SET_NAME, "a set", "a set that is not ours"},
