@@ -93,17 +93,37 @@ func checkDead(path string) error {
 	return nil
 }
 
-// listenShared listens where another process of the same user may do so, too. New clients then come to the younger one
-// of two, and the other one can end. A program tells the kernel the socket's number. If there is only one socket, the
-// kernel takes that.
-func listenShared(at netip.AddrPort) (net.Listener, error) {
+// listenFree listens at an address that need not be on an interface.
+func listenFree(at netip.AddrPort) (net.Listener, error) {
+	l, _, err := listenWith(at, option{unix.SOL_IP, unix.IP_FREEBIND})
+	return l, err
+}
+
+// option is one of a socket that is set to 1.
+type option struct{ level, name int }
+
+func listenWith(at netip.AddrPort, options ...option) (net.Listener, syscall.RawConn, error) {
 	var c syscall.RawConn
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		c = raw
-		return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+		return control(c, func(fd int) (err error) {
+			for _, o := range options {
+				err = cmp.Or(err, unix.SetsockoptInt(fd, o.level, o.name, 1))
+			}
+			return err
+		})
 	}}
-	config.SetMultipathTCP(false) // which has no such programs
+	config.SetMultipathTCP(false) // which has no programs that choose a socket
 	l, err := config.Listen(context.Background(), "tcp", at.String())
+	return l, c, err
+}
+
+// listenShared is listenFree where another process of the same user may listen, too. New clients then come to the
+// younger one of two, and the other one can end. A program tells the kernel the socket's number. If there is only one
+// socket, the kernel takes that.
+func listenShared(at netip.AddrPort) (net.Listener, error) {
+	l, c, err := listenWith(at,
+		option{unix.SOL_IP, unix.IP_FREEBIND}, option{unix.SOL_SOCKET, unix.SO_REUSEPORT})
 	if err != nil {
 		return nil, err
 	}

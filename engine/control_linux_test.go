@@ -2,12 +2,19 @@ package engine
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
 )
 
 const inUse = syscall.EADDRINUSE
@@ -60,4 +67,23 @@ func TestControl_staleSocket(t *testing.T) {
 		t.Fatal(string(got), err)
 	}
 	r.stop()
+}
+
+// TestChecks_free: some clouds ask at the load balancer's address, which no interface has.
+func TestChecks_free(t *testing.T) {
+	noGoroutineLeft(t)
+	at := netip.MustParseAddrPort("203.0.113.1:32123")
+	for name, bind := range map[string]func(netip.AddrPort) (net.Listener, error){"alone": listenFree, "shared": listenShared} {
+		e := New(Options{})
+		e.checks.bind = bind
+		e.checks.follow(map[netip.AddrPort]model.Health{at: {Service: "shop/web", Local: 1}}, slog.New(slog.DiscardHandler))
+		if news := e.checks.takeNews(); len(news) > 0 || e.checks.servers[at] == nil {
+			t.Errorf("%s: %v", name, news)
+		}
+		e.checks.close()
+	}
+	e := New(Options{HealthAddress: at})
+	if err := e.checks.openHealthz(slog.New(slog.DiscardHandler)); !errors.Is(err, unix.EADDRNOTAVAIL) {
+		t.Errorf("/healthz where no client can ask: %v", err)
+	}
 }

@@ -136,5 +136,7 @@ func RemoveDeadSocket(path string) (bool, error) {
 	return true, os.Remove(path)
 }
 
+func listenFree(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) }
+
 // listenShared listens alone: Windows has no sockets that share a port in turns.
 func listenShared(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) }

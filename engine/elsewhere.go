@@ -22,6 +22,8 @@ func (door) listen(string) (net.Listener, error) { return nil, errors.ErrUnsuppo
 
 func knock(string, *http.Request) (*http.Response, error) { return nil, errors.ErrUnsupported }
 
+func listenFree(netip.AddrPort) (net.Listener, error) { return nil, errors.ErrUnsupported }
+
 func listenShared(netip.AddrPort) (net.Listener, error) { return nil, errors.ErrUnsupported }
 
 func processorTime() time.Duration { return 0 }

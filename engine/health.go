@@ -37,11 +37,11 @@ type checks struct {
 	onAnswer func(path string, status int)
 	pool     *httpserve.Pool
 	servers  map[netip.AddrPort]*server
-	refused  map[netip.AddrPort]*refused // servers that cannot be opened
-	news     []Refusal                   // since the last round
-	share    said.Share                  // of the lines in the log
-	bind     func(netip.AddrPort) (net.Listener, error)
-	file     healthWriter // of which a responder answers for rows
+	refused  map[netip.AddrPort]*refused                   // servers that cannot be opened
+	news     []Refusal                                     // since the last round
+	share    said.Share                                    // of the lines in the log
+	bind     func(at netip.AddrPort) (net.Listener, error) // for a row; an interface need not have the address
+	file     healthWriter                                  // of which a responder answers for rows
 	running  sync.WaitGroup
 }
 
@@ -82,7 +82,7 @@ func newChecks(health func() (Status, bool), pool *httpserve.Pool) *checks {
 		servers: map[netip.AddrPort]*server{},
 		refused: map[netip.AddrPort]*refused{},
 		share:   said.Share{Words: 2 * maxReported, While: time.Minute},
-		bind:    func(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) },
+		bind:    listenFree,
 	}
 }
 
@@ -217,7 +217,11 @@ func (c *checks) end(at netip.AddrPort) {
 
 // listen opens the server of a row, or that of /healthz.
 func (c *checks) listen(at netip.AddrPort, row *model.Health, log *slog.Logger) error {
-	listener, err := c.bind(at)
+	bind := c.bind
+	if row == nil {
+		bind = func(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) }
+	}
+	listener, err := bind(at)
 	if err != nil {
 		err = fmt.Errorf("%w on %s: %w", ErrNotListening, at, err)
 		if c.refused[at] == nil {

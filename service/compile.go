@@ -263,8 +263,8 @@ func (s *Slice) object() string {
 	return "EndpointSlice " + s.Name.String()
 }
 
-// health adds a health check server on each address that takes NodePort connections. It counts
-// addresses: an endpoint that serves two ports is one.
+// health adds a health check server on each address where load balancers may ask. It counts addresses: an endpoint that
+// serves two ports is one.
 func (c *compiler) health(ip netip.Addr) {
 	if c.service.HealthCheckNodePort == 0 {
 		return
@@ -277,14 +277,38 @@ func (c *compiler) health(ip netip.Addr) {
 	}
 	slices.SortFunc(c.ready, netip.Addr.Compare)
 	c.ready = slices.Compact(c.ready)
-	for _, a := range c.view.NodePorts {
-		at := address{AddrPort: netip.AddrPortFrom(a, c.service.HealthCheckNodePort), kind: model.HealthCheckNodePort}
-		if a.Is4() == ip.Is4() && c.takes(at, model.TCP) {
-			c.rows.claims = append(c.rows.claims, claimed{a, at.Port(), model.TCP, model.HealthCheckNodePort})
+	for _, claim := range c.service.healthChecks(c.view) {
+		at := address{AddrPort: claim.claim().addrPort(), kind: claim.at}
+		if claim.addr.Is4() == ip.Is4() && c.takes(at, model.TCP) {
+			c.rows.claims = append(c.rows.claims, claim)
 			c.rows.Health = append(c.rows.Health, model.Row[netip.AddrPort, model.Health]{
 				Key:   at.AddrPort,
 				Value: model.Health{Service: c.service.Name.String(), Local: len(c.ready)},
 			})
 		}
 	}
+}
+
+// healthChecks are where the Service's health is told: where NodePorts are open, and at the load balancer's addresses.
+// Google's load balancers ask there. Its nodes take packets for these addresses, which no interface has.
+func (s *Service) healthChecks(v *View) (all []claimed) {
+	port := s.HealthCheckNodePort
+	if port == 0 {
+		return nil
+	}
+	add := func(at model.Kind, addrs []netip.Addr) {
+		for _, a := range addrs {
+			if hasFamily(s.ClusterIPs, a) {
+				all = append(all, claimed{a, port, model.TCP, at})
+			}
+		}
+	}
+	add(model.HealthCheckNodePort, v.NodePorts)
+	taken := slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Port == port && p.Protocol == model.TCP })
+	if v.HNS == nil && !taken {
+		add(model.LoadBalancerIP, slices.DeleteFunc(slices.Clone(s.LoadBalancerIPs), func(a netip.Addr) bool {
+			return has(v.NodePorts, a)
+		}))
+	}
+	return all
 }

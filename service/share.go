@@ -67,7 +67,7 @@ func (t *Table) share() {
 	for _, e := range t.dirty {
 		entries, listeners, tables, created := 0, 0, 0, int64(0)
 		if s := e.service; s != nil && s.Ignored == "" {
-			entries, listeners, created = t.excess(e.entry), t.listeners(s), s.Created
+			entries, listeners, created = t.excess(e.entry), len(s.healthChecks(&t.view)), s.Created
 			if s.Scheduler.hasTable() {
 				tables = t.countFrontends(s, 0)
 			}
@@ -84,19 +84,6 @@ func (t *Table) share() {
 			}
 		}
 	}
-}
-
-// listeners is on how many addresses of the node the Service's health is told.
-func (t *Table) listeners(s *Service) (n int) {
-	if s.HealthCheckNodePort == 0 {
-		return 0
-	}
-	for _, a := range t.view.NodePorts {
-		if hasFamily(s.ClusterIPs, a) {
-			n++
-		}
-	}
-	return n
 }
 
 // excess is by how much a Service goes beyond what is free for it, at most.

@@ -16,7 +16,8 @@ type baseRule struct {
 
 // baseRules lead from the kernel's chains of a table to ours. Connections that table nat has forwarded do not concern
 // table filter. Nor does one to an address of this node that was let through before, whose client repeats its first
-// packet. Another data plane may go on with it, as IPVS does behind INPUT with unanswered connections.
+// packet. Another data plane may go on with it, as IPVS does behind INPUT with unanswered connections. Clients of health
+// checks pass where INPUT drops others, as with kube-proxy (kubernetes issue 97225).
 func baseRules(table string) []baseRule {
 	if table == "nat" {
 		return []baseRule{
@@ -31,6 +32,7 @@ func baseRules(table string) []baseRule {
 	here := unserved(chainIn)
 	here.first = true
 	return []baseRule{
+		{"INPUT", rule{state: stateNew, do: jumpTo(chainHealth), comment: "kubernetes health check service ports"}},
 		{"INPUT", here},
 		{"FORWARD", unserved(chainIn)},
 		{"FORWARD", rule{do: jumpTo(chainForward), comment: "kubernetes forwarding rules"}},
@@ -45,7 +47,7 @@ func owned(chain string) bool { return onlyOurs(chain) || shared(chain) || kubeP
 func onlyOurs(chain string) bool {
 	switch chain {
 	case chainIn, chainOut, chainPost, chainForward, chainInternal, chainGuards, chainRanges, chainReject, chainNoLocal,
-		chainOthers, chainNoRow, chainNoRowDrop, chainOffNode, chainHairpin, chainLocalnet:
+		chainOthers, chainNoRow, chainNoRowDrop, chainOffNode, chainHairpin, chainLocalnet, chainHealth:
 		return true
 	}
 	return hairpins(chain) || begins(chain, kindPods, kindLocal, kindAffinity, kindKnown, kindLimit,
@@ -112,6 +114,7 @@ func (l *layout) constants() {
 		}
 	}
 	l.edits[filter].keep(chainForward, l.forwardRules())
+	l.edits[filter].keep(chainHealth, l.health)
 }
 
 // spoofed are packets from elsewhere for or from 127.0.0.0/8, which the kernel drops unless route_localnet

@@ -33,6 +33,7 @@ const (
 	chainHairpin   = "KUBE-HAIRPIN"
 	hairpinPrefix  = "KUBE-HP-"
 	chainForward   = "KUBE-PROXY-FORWARD"
+	chainHealth    = "KUBE-HEALTH-CHECKS"
 	chainLocalnet  = "KUBE-LOCALNET-WAS-OFF"
 	loopbackDevice = "lo"
 )
@@ -67,6 +68,7 @@ type layout struct {
 
 	localnetWasOn bool // they were allowed before
 	pods          model.Pods
+	health        []rule // of chainHealth
 
 	nat, filter   [2]*dispatch // by scope
 	guards        *dispatch
@@ -170,9 +172,27 @@ func (l *layout) apply(s *model.State, c model.Change) {
 	l.setPools(c)
 	l.setFrontends(c)
 	l.setGuards(s, c)
-	if c.Pods != nil || internals != l.internals() {
+	healthChanged := !c.Health.Empty() && l.setHealth(s)
+	if c.Pods != nil || internals != l.internals() || healthChanged {
 		l.constants()
 	}
+}
+
+// setHealth makes the rules for clients of health checks, which this process answers. It reports whether they change.
+func (l *layout) setHealth(s *model.State) bool {
+	before, of := l.health, map[uint16]string{}
+	for a, h := range s.Health {
+		if l.mine(a.Addr()) {
+			of[a.Port()] = h.Service
+		}
+	}
+	l.health = nil
+	for _, port := range slices.Sorted(maps.Keys(of)) {
+		l.health = append(l.health, rule{
+			protocol: model.TCP, ports: ports{port, port}, do: target{verb: accept}, comment: of[port],
+		})
+	}
+	return !slices.Equal(before, l.health)
 }
 
 func (l *layout) internals() [2]bool {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -572,6 +573,32 @@ func TestNFT_withoutMatch(t *testing.T) {
 		w.Tx.End()
 		if err := n.commit(w.Tx); !refused(err) || !strings.Contains(err.Error(), chainPost) {
 			t.Errorf("want the rule refused, got %v", err)
+		}
+		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
+	})
+}
+
+// TestPlane_health: load balancers may ask where INPUT drops what no rule lets in.
+func TestPlane_health(t *testing.T) {
+	onBoth(t, func(t *testing.T, b Backend) {
+		s := parse(t, everything+"health 127.0.0.1:30100 default/web local 1\nhealth [::1]:30100 default/web local 1\n")
+		none := parse(t, everything)
+		check(t, exec.Command("ip", "link", "set", "lo", "up").Run())
+		for _, program := range []string{"iptables", "ip6tables"} {
+			tool(t, b, program, "", "-A", "INPUT", "-p", "tcp", "--dport", "30100", "-j", "REJECT")
+		}
+		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		for _, at := range []string{"127.0.0.1:30100", "[::1]:30100"} {
+			l, err := net.Listen("tcp", at)
+			check(t, err)
+			c, err := net.Dial("tcp", at)
+			check(t, err)
+			check(t, errors.Join(c.Close(), l.Close()))
+		}
+		check(t, p.Apply(context.Background(), none, model.Diff(s, none)))
+		if rules := tool(t, b, "iptables-save", ""); strings.Contains(rules, "-A "+chainHealth) {
+			t.Error(rules)
 		}
 		check(t, errors.Join(p.Remove(context.Background()), p.Close()))
 	})

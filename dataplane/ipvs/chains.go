@@ -39,13 +39,19 @@ func (t *table) constantChains() []nft.Chain {
 	// Packets that IPVS does not take would reach the node's own sockets.
 	rest := nft.NewRule("addresses that are local for IPVS only",
 		t.Family.Load(t.Family.Destination, 0), nft.In("local-addresses"), nft.Counter(), nft.GoTo(nft.ChainReject))
-	decisions := t.Decisions([]nft.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}, rest)
+	decisions := t.Decisions([]nft.Rule{t.Dispatch(t.Sets[internalFrontends].Name)}, t.healthChecks(), rest)
 	// Only packets of connections pass the chains that decide. A ClusterIP has nothing to decide but the backend, and
 	// NodeLocal DNSCache exempts questions to that of the DNS. For untracked packets to other addresses, allowed sources
 	// were not checked.
 	served := []nft.Rule{t.servedIn("drop-ranges"), t.servedIn("reject-ranges")}
-	untracked := slices.Concat(served, t.Guards(), []nft.Rule{rest})
+	untracked := slices.Concat(served, t.Guards(), []nft.Rule{t.healthChecks(), rest})
 	return slices.Concat(decisions, []nft.Chain{{Name: chainUntracked, Rules: untracked}}, t.hooks(), t.aroundIPVS())
+}
+
+// healthChecks lets packets pass for which this process listens.
+func (t *table) healthChecks() nft.Rule {
+	key, _ := t.Family.DestinationKey()
+	return nft.NewRule("health checks of load balancers", key, nft.In(t.Sets[healthChecks].Name), nft.Accept())
 }
 
 // servedIn lets packets to virtual servers pass whose addresses are in ranges of Service addresses.
@@ -84,8 +90,8 @@ func forgedEnd() nft.Rule {
 		is(expr.CtStateBitINVALID), nft.TCPFlags(fin|rst, nft.Differs([]byte{0})), nft.Drop())
 }
 
-func inputAfterIPVS(rule nft.Rule) nft.Chain {
-	return nft.FilterChain("input-after-ipvs", unix.NF_INET_LOCAL_IN, afterIPVSIn, rule)
+func inputAfterIPVS(rules ...nft.Rule) nft.Chain {
+	return nft.FilterChain("input-after-ipvs", unix.NF_INET_LOCAL_IN, afterIPVSIn, rules...)
 }
 
 // aroundIPVS are the chains directly before and after it. IPVS compares all bits of a mark. So a packet for the virtual

@@ -249,6 +249,7 @@ func (k *kernel) planTables(s *model.State, w *changes) error {
 			errs = append(errs, t.foundation())
 		}
 		t.OwnGuards(s, slices.Values(w.guards))
+		t.ownHealth(s, w.health)
 		if w.pods {
 			t.OwnPods(s.Pods)
 		}

@@ -225,7 +225,7 @@ func (t *table) closing() []nft.Chain {
 	refuse := nft.NewRule("addresses that are local for IPVS only",
 		t.Family.Load(t.Family.Destination, 0), nft.In(t.Sets[localAddresses].Name),
 		is(expr.CtStateBitNEW), t.notTaken(), nft.GoTo(nft.ChainReject))
-	return []nft.Chain{t.RejectChain(), inputAfterIPVS(refuse)}
+	return []nft.Chain{t.RejectChain(), inputAfterIPVS(t.healthChecks(), refuse)}
 }
 
 // decides reports whether a table has chains that decide about new connections to Services.
@@ -248,7 +248,9 @@ func (t *table) hollow() error {
 		t.Chains[name] = nil
 	}
 	for name := range t.FoundSets {
-		if name != t.Sets[virtualServers].Name && name != t.Sets[localAddresses].Name {
+		if !slices.Contains([]string{
+			t.Sets[virtualServers].Name, t.Sets[localAddresses].Name, t.Sets[healthChecks].Name,
+		}, name) {
 			t.Tx.Join()
 			t.DeleteSet(name)
 		}

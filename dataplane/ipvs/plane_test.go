@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -13,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/dataplane/ipvs"
@@ -54,6 +57,7 @@ func TestPlane(t *testing.T) {
 		"kube-proxy's interface":         (*namespace).findsKubeProxys,
 		"prepare":                        (*namespace).prepare,
 		"closed twice":                   (*namespace).closedTwice,
+		"health checks":                  (*namespace).healthChecks,
 	} {
 		t.Run(name, func(t *testing.T) { inNamespace(t, test) })
 	}
@@ -635,4 +639,31 @@ func (n *namespace) prepare() {
 func (n *namespace) closedTwice() {
 	p := n.sync("")
 	n.check(errors.Join(p.Close(), p.Close()))
+}
+
+// healthChecks: load balancers may ask at their own address, which is local for IPVS.
+func (n *namespace) healthChecks() {
+	const rows = "frontend 203.0.113.1:80/tcp any forward default/web:http local snat never\n" +
+		"pool default/web:http local\nbackend default/web:http local 10.244.1.2:8080 local\n"
+	const health = rows + "health 203.0.113.1:30100 default/web local 1\n"
+	p := n.sync(health)
+	l, err := net.Listen("tcp", "203.0.113.1:30100")
+	n.check(err)
+	defer l.Close()
+	dial := func(want error) {
+		n.Helper()
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err == nil {
+			_ = c.Close()
+		}
+		if !errors.Is(err, want) {
+			n.Errorf("have %v, want %v", err, want)
+		}
+	}
+	dial(nil)
+	n.run("nft", "delete", "element", "ip", "fairlead-ipvs", "health-checks", "{ 203.0.113.1 . tcp . 30100 }")
+	n.equal(strings.Join(n.audit(health), "\n"), "health 203.0.113.1:30100: missing: in health-checks")
+	n.check(p.Sync(context.Background(), n.parse(health)))
+	n.check(p.Apply(context.Background(), n.parse(rows), model.Diff(n.parse(health), n.parse(rows))))
+	dial(unix.ECONNREFUSED)
 }

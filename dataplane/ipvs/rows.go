@@ -64,6 +64,7 @@ type changes struct {
 	pools     map[model.PoolID]struct{}
 	servers   map[ipvs.Key]struct{}
 	guards    []netip.Prefix
+	health    []netip.AddrPort
 	pods      bool
 	whole     bool // all of a State
 	forget    bool // affinity may hold backends that are gone
@@ -96,6 +97,7 @@ func (r *rows) take(s *model.State, c model.Change) (*changes, error) {
 		}
 	}
 	w.guards = slices.AppendSeq(slices.Clone(c.Guards.Delete), c.Guards.Set.Keys())
+	w.health = slices.AppendSeq(slices.Clone(c.Health.Delete), c.Health.Set.Keys())
 	w.pods = c.Pods != nil
 	if max(r.numbers[0].next, r.numbers[1].next) > nft.MaxNumber {
 		return w, fmt.Errorf("more than %d pools of UDP or of others with affinity or for clients of this node",
@@ -330,6 +332,21 @@ func (t *table) setLocal(a netip.Addr, want bool) {
 		return
 	}
 	t.Own(localRow(a), nft.Entry{Set: localAddresses, Key: string(a.AsSlice())})
+}
+
+// ownHealth has the table let packets pass to health checks that have changed: at addresses that are local for IPVS.
+func (t *table) ownHealth(s *model.State, changed []netip.AddrPort) {
+	for _, a := range changed {
+		if !t.Family.Mine(a.Addr()) {
+			continue
+		}
+		if _, ok := s.Health[a]; !ok {
+			t.Own(a)
+			continue
+		}
+		key := model.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.TCP}
+		t.Own(a, nft.Entry{Set: healthChecks, Key: string(nft.EncodeKey(key))})
+	}
 }
 
 // record makes the table say which virtual servers are ours; those of marks say it themselves.

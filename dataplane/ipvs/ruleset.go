@@ -30,6 +30,7 @@ const (
 	hairpin
 	localAddresses
 	virtualServers
+	healthChecks
 )
 
 func sets(f nft.Family) []*nft.Set {
@@ -44,6 +45,7 @@ func sets(f nft.Family) []*nft.Set {
 		f.Hairpins(),
 		&nft.Set{Name: "local-addresses", Key: address},
 		&nft.Set{Name: "virtual-servers", Key: f.FrontendKey()},
+		&nft.Set{Name: "health-checks", Key: f.FrontendKey()},
 	)
 }
 

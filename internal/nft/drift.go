@@ -99,6 +99,8 @@ func (t *Transaction) row(i int, s *model.State) (row, want string) {
 		return fmt.Sprintf("frontend %s allow %s", key, interval(first, last)), want
 	case isKey && name == "virtual-servers":
 		return fmt.Sprintf("record of virtual server %s/%s", key.AddrPort(), key.Protocol), want
+	case isKey && name == "health-checks":
+		return "health " + key.AddrPort().String(), want
 	case isKey:
 		if f, ok := s.Frontends[key]; ok {
 			want = f.String()
