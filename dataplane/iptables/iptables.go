@@ -8,6 +8,7 @@
 //	                                                                                                        ▼ choose
 //	     POSTROUTING ─► KUBE-PROXY-POST: marked, or a backend that reaches itself ─► MASQUERADE           DNAT
 //	filter: INPUT, FORWARD, OUTPUT ─ new, not translated ─► the same tree, for rows and guards that refuse
+//	        INPUT ─ to a health check ─► accepted
 //
 // A chain's content depends on few rows, so that a change touches few chains. The plane finds these by laying out the
 // parts of the trees that the change concerns, before and after it.

@@ -225,7 +225,11 @@ func (t *table) closing() []nft.Chain {
 	refuse := nft.NewRule("addresses that are local for IPVS only",
 		t.Family.Load(t.Family.Destination, 0), nft.In(t.Sets[localAddresses].Name),
 		is(expr.CtStateBitNEW), t.notTaken(), nft.GoTo(nft.ChainReject))
-	return []nft.Chain{t.RejectChain(), inputAfterIPVS(t.healthChecks(), refuse)}
+	rules := []nft.Rule{refuse}
+	if t.FoundSets[t.Sets[healthChecks].Name] { // a version before had none
+		rules = append([]nft.Rule{t.healthChecks()}, rules...)
+	}
+	return []nft.Chain{t.RejectChain(), inputAfterIPVS(rules...)}
 }
 
 // decides reports whether a table has chains that decide about new connections to Services.

@@ -41,5 +41,5 @@ func look(c dataplane.Config) (*Plane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	return &Plane{config: c, ruleset: ruleset, localnet: localnet.Open(), askFrom: askedSlots}, nil
+	return &Plane{config: c, ruleset: ruleset, localnet: localnet.Open()}, nil
 }

@@ -25,7 +25,10 @@ import (
 func (t *table) counts(d dataplane.Detail) {
 	t.detail = d
 	each := func([]byte) bool { return d == dataplane.PerBackend }
-	t.Sets[slots].Counts, t.Sets[backends].Counts = each, each
+	t.Sets[backends].Counts = each
+	for _, s := range t.Sets[slots:] {
+		s.Counts = each
+	}
 	t.Sets[served].Counts = func([]byte) bool { return true }
 	t.Sets[frontends].Counts, t.Sets[internalFrontends].Counts = refuses, refuses
 }
@@ -72,7 +75,10 @@ func (t *table) countServed(p *Plane, tally dataplane.Tally) error {
 	case dataplane.PerPool:
 		sets[served] = ofNumber
 	case dataplane.PerBackend:
-		sets[slots], sets[backends] = ofNumber, ofHandle
+		sets[backends] = ofHandle
+		for shard := range shards {
+			sets[slots+shard] = ofNumber
+		}
 	}
 	for set, of := range sets {
 		all := dataplane.Tally{}

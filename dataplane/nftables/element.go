@@ -12,17 +12,18 @@ import (
 
 // row names the row of which an element is a part.
 func (t *table) row(s *nft.Set, e nft.Element) (row, want string) {
-	switch s.Name {
+	name, _, _ := strings.Cut(s.Name, "-")
+	switch name {
 	case "slots", "choices":
 		if len(e.Key) < 8 {
 			return "", ""
 		}
 		want := "in " + s.Name
-		if backend, ok := nft.DecodeBackend(e.Data); ok && s.Name == "slots" {
+		if backend, ok := nft.DecodeBackend(e.Data); ok && name == "slots" {
 			want = "backend " + backend.String()
 		}
 		number, index := binary.NativeEndian.Uint32(e.Key), binary.NativeEndian.Uint32(e.Key[4:])
-		return fmt.Sprintf("pool %s %s %d", t.poolName(number), strings.TrimSuffix(s.Name, "s"), index), want
+		return fmt.Sprintf("pool %s %s %d", t.poolName(number), strings.TrimSuffix(name, "s"), index), want
 	case "backends":
 		b, _ := nft.DecodeBackend(e.Data)
 		return fmt.Sprintf("name of a backend that clients keep %x", e.Key), b.String()

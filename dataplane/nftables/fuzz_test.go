@@ -58,7 +58,7 @@ func sparse(t testing.TB) []byte {
 	of := newTable(nft.Families[0], dataplane.DefaultMark, tx)
 	for number := range uint32(8) {
 		backend := nft.EncodeBackend(netip.MustParseAddrPort("10.244.1.2:80"))
-		of.Element(unix.NFT_MSG_NEWSETELEM, slots, slotKey(number, maxIndex), backend)
+		of.Element(unix.NFT_MSG_NEWSETELEM, slots+shardOf(number), slotKey(number, maxIndex), backend)
 	}
 	if err := tx.Send(k.Socket, tx.Steps); err != nil {
 		t.Fatal(err)
@@ -69,8 +69,7 @@ func sparse(t testing.TB) []byte {
 // steps are the messages by which the plane makes the rows of what the kernel lists.
 func steps(t testing.TB, s *model.State, messages []byte) []byte {
 	k := nfnetlinktest.New(t, messages)
-	p := &Plane{ruleset: nft.Over(k.Socket, (&dataplane.Config{}).Inject), config: dataplane.Config{Mark: dataplane.DefaultMark},
-		askFrom: askedSlots}
+	p := &Plane{ruleset: nft.Over(k.Socket, (&dataplane.Config{}).Inject), config: dataplane.Config{Mark: dataplane.DefaultMark}}
 	tx := &nft.Transaction{}
 	tables, err := p.plan(s, tx, nil)
 	if errors.Is(err, nfnetlink.ErrInterrupted) { // an element is listed twice

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -54,16 +55,19 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 				t.rows[key] = row{token: token(binary.NativeEndian.Uint32(e.Data))}
 			}
 		})
-	case i == slots:
-		if all, ask := t.expectedSlots(); ask {
-			t.found.slots, err = t.askSlots(c, all)
-			return err
-		}
+	case i >= slots:
 		all, err := listSlots(t, c, i, func(e nft.Element) netip.AddrPort {
 			backend, _ := nft.DecodeBackend(e.Data)
 			return backend
 		})
-		t.found.slots = arrangeFound(t, all, pack)
+		all = slices.DeleteFunc(all, func(s placed[netip.AddrPort]) bool {
+			stray := shardOf(s.number) != i-slots
+			if stray {
+				t.Found(i)[string(slotKey(s.number, int(s.index)))] = ""
+			}
+			return stray
+		})
+		maps.Copy(t.found.slots, arrangeFound(t, all, pack))
 		return err
 	case i == choices:
 		all, err := listSlots(t, c, i, func(e nft.Element) handle { return handle(binary.NativeEndian.Uint32(e.Data)) })
@@ -125,69 +129,6 @@ func arrangeFound[T, L any](t *table, all []placed[T], keep func([]T) L) map[uin
 		found[number], all = keep(list), all[count:]
 	}
 	return found
-}
-
-// The kernel lists a hash table in time that grows with the square of its elements: for each message it walks from the
-// start to where it was (nft_rhash_walk in its net/netfilter/nft_set_hash.c). A million take most of a minute. So where
-// there are many slots, those to which frontends lead are asked for by their keys. Of others, which a process that was
-// killed may have left, none is used. If one is in the way, the kernel refuses it, and the next Sync lists all.
-const askedSlots = 1 << 17
-
-// expectedSlots are how many slots pools have, by the numbers to which frontends lead, and whether to ask for them.
-func (t *table) expectedSlots() (all map[uint32]int, ask bool) {
-	all, total := map[uint32]int{}, 0
-	for _, r := range t.rows {
-		if s := r.token.size(); r.token.pool() != 0 && !s.named && all[r.token.pool()] < s.slots {
-			total += s.slots - all[r.token.pool()]
-			all[r.token.pool()] = s.slots
-		}
-	}
-	return all, total >= t.askFrom && !t.unsure
-}
-
-// askSlots asks for the slots of many pools at a time, and of each until there is none any more. Sizes are rounded up,
-// and may be anything if another program wrote them.
-func (t *table) askSlots(c *nfnetlink.Socket, all map[uint32]int) (map[uint32]packed, error) {
-	const atOnce = 256 // twice as many answers have to fit into the buffer of the socket
-	found, lists := map[uint32]packed{}, map[uint32][]netip.AddrPort{}
-	var keys [][]byte
-	ask := func() error {
-		err := t.Ask(c, slots, keys, func(e nft.Element) {
-			number, i := binary.NativeEndian.Uint32(e.Key), int(binary.NativeEndian.Uint32(e.Key[4:]))
-			list := lists[number]
-			list = slices.Grow(list, max(0, i+1-len(list)))[:max(len(list), i+1)]
-			list[i], _ = nft.DecodeBackend(e.Data)
-			lists[number] = list
-		})
-		keys = keys[:0]
-		return err
-	}
-	settle := func() {
-		for number, list := range lists {
-			found[number] = pack(list)
-		}
-		clear(lists)
-	}
-	for number, n := range all {
-		for from, last := 0, -1; from < n && last < len(lists[number]); from += atOnce {
-			last = len(lists[number])
-			for i := from; i < min(n, from+atOnce); i++ {
-				keys = append(keys, slotKey(number, i))
-			}
-			if len(keys) < atOnce {
-				continue
-			}
-			if err := ask(); err != nil {
-				return nil, err
-			}
-		}
-		if len(keys) == 0 {
-			settle()
-		}
-	}
-	err := ask()
-	settle()
-	return found, err
 }
 
 const (

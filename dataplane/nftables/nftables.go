@@ -10,8 +10,8 @@
 //	postrouting: marked, or a backend that reaches itself ─► masquerade
 //
 // A Frontend row is one element of a frontends map. It says which class treats its packets (verdict, SNAT; one of
-// fifteen), how many slots its pool has, and which pool that is. A backend is one element of slots. So a change of an
-// endpoint or a Service changes a few data elements. nf_tables re-examines all elements of a verdict map when one is
+// fifteen), how many slots its pool has, and which pool that is. A backend is one element of slots, of which there are
+// sixteen maps. So a change of an endpoint or a Service changes a few data elements. nf_tables re-examines all elements of a verdict map when one is
 // added, but not those of a data map. Only a pool with affinity has rules of its own (memory.go), so that its clients
 // have a memory of their own.
 //
@@ -48,8 +48,6 @@ type Plane struct {
 	clean    uint32   // Ruleset.Foreign when our tables were as they should be; 0: unknown
 	flows    *flows   // nil: there are no flowtables
 	stale    bool     // the flowtables are not as they should be
-	unsure   bool     // the last Sync has not done all
-	askFrom  int      // see askedSlots
 }
 
 // planned is what there is to do, as long as no other program changes the ruleset.
@@ -129,7 +127,6 @@ func (p *Plane) newTables(tx *nft.Transaction) []*table {
 		t := newTable(f, p.config.Mark, tx)
 		t.counts(p.config.Counters)
 		t.localnetIsOn, t.localnetWasOff = p.localnet.On(), p.config.LocalnetWasOff
-		t.askFrom, t.unsure = p.askFrom, p.unsure
 		tables = append(tables, t)
 	}
 	return tables
@@ -145,8 +142,7 @@ func (p *Plane) Repair(_ context.Context, s *model.State, r dataplane.Report) er
 }
 
 // sync does what an Audit has found, unless another program has changed the ruleset since.
-func (p *Plane) sync(s *model.State, found *planned) (err error) {
-	defer func() { p.unsure = err != nil }()
+func (p *Plane) sync(s *model.State, found *planned) error {
 	p.tables, p.clean = nil, 0
 	before, err := p.ruleset.Foreign()
 	if err != nil {

@@ -209,7 +209,8 @@ func TestPlane_repairs(t *testing.T) {
 	damages := []string{
 		"delete element ip fairlead frontends { 10.96.0.10 . tcp . 80 }",
 		"delete element ip fairlead internal-frontends { 192.0.2.1 . tcp . 30080 }",
-		"flush map ip fairlead slots",
+		"flush map ip fairlead SLOTS",
+		"add element ip fairlead slots { 0:11 . 0 : 10.9.9.9 . 80 }", // where no pool of that number has its slots
 		"flush map ip fairlead choices",
 		"flush map ip fairlead choices; flush map ip fairlead backends",
 		"flush set ip fairlead sources",
@@ -224,7 +225,7 @@ func TestPlane_repairs(t *testing.T) {
 		"flush chain ip fairlead postrouting; delete chain ip fairlead postrouting",
 		"insert rule ip fairlead services drop",
 		"add rule ip fairlead forward-snat-never-sources-any drop",
-		"add rule ip fairlead choose-1 drop",
+		"add rule ip fairlead CHOOSE drop",
 		"flush map ip fairlead choosers",
 		"flush map ip fairlead memories",
 		"flush chain ip fairlead affinity-32772",
@@ -250,6 +251,11 @@ func TestPlane_repairs(t *testing.T) {
 				check(t, p.Sync(context.Background(), s))
 				if report, err := p.Audit(context.Background(), s, dataplane.Quick); err != nil || len(report.Drifts) > 0 {
 					t.Errorf("before the damage: %v, %v", report.Drifts, err)
+				}
+				for id, pool := range p.tables[0].pools {
+					if s.Pools[id].Affinity == 0 {
+						damage = strings.NewReplacer("SLOTS", shardName(pool.size.shard), "CHOOSE", pool.size.chain()).Replace(damage)
+					}
 				}
 				runNFT(t, damage)
 				if report, err := p.Audit(context.Background(), s, dataplane.Quick); err != nil || len(report.Drifts) == 0 {
@@ -349,7 +355,8 @@ func TestPlane_heaviest(t *testing.T) {
 			if drifts := audit(t, next); len(drifts) > 0 {
 				t.Errorf("%d drifts, the first: %s", len(drifts), drifts[0])
 			}
-			backends, slots := runNFT(t, "list map ip fairlead slots"), "slots"
+			slots := shardName(shardOf(p.tables[0].pools[id].number))
+			backends := runNFT(t, "list map ip fairlead "+slots)
 			if affinity > 0 {
 				backends, slots = runNFT(t, "list map ip fairlead backends"), "choices"
 			}

@@ -25,14 +25,8 @@ import (
 // syncPools makes the steps from the pools that load found to those of s, with all that rows are made of. The rows
 // themselves are as they were.
 func (t *table) syncPools(s *model.State) error {
-	missing := !t.Exists
 	if err := t.structure(); err != nil {
 		return err
-	}
-	if missing {
-		if err := t.prepare(s); err != nil {
-			return err
-		}
 	}
 	t.recheck = true
 	t.SweepRanges(s)
@@ -53,35 +47,6 @@ func (t *table) syncRows(s *model.State) error {
 	errs = append(errs, t.structure()) // which depends on whether there are Internal rows
 	t.sweep()
 	return errors.Join(errs...)
-}
-
-// manySlots is for how many slots it is worth while to make chains that may never be used: the kernel walks that many
-// in half a millisecond, when a chain refers to a map for the first time (nf_tables_bind_set in the kernel's
-// net/netfilter/nf_tables_api.c).
-const manySlots = 10_000
-
-// prepare makes the chains of the sizes that pools are likely to have one day. While the maps are
-// empty this costs little.
-func (t *table) prepare(s *model.State) error {
-	largest, total := map[bool]int{}, 0 // with names and without
-	for id, p := range s.Pools {
-		if id.V6 == t.Family.V6() {
-			named := p.Affinity > 0
-			largest[named] = max(largest[named], len(p.Backends))
-			total += len(p.Backends)
-		}
-	}
-	if total < manySlots {
-		return nil
-	}
-	for named, n := range largest {
-		for slots := 1; slots <= min(2*n, exactSizes); slots++ {
-			if err := t.choose(size{slots, named}); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // adopt gives the pools of s the numbers under which the kernel holds them, as the tokens of their

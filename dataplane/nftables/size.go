@@ -35,20 +35,6 @@ func newToken(c class, s size, pool uint32) token {
 
 func (t token) pool() uint32 { return uint32(t) & poolMask }
 
-// size is that of the pool, the inverse of size.id.
-func (t token) size() (s size) {
-	n := uint32(t) & sizeMask >> (poolBits + classBits)
-	s.named = n >= namedSizes
-	if n %= namedSizes; n < exactSizes {
-		s.slots = int(n) + 1
-		return s
-	}
-	n -= exactSizes
-	octave := bits.Len(exactSizes-1) + int(n>>stepBits)
-	s.slots = int(n&(1<<stepBits-1)+1<<stepBits+1) << (octave - stepBits)
-	return s
-}
-
 // verdict is that of the token's class; see class.number.
 func (t token) verdict() model.Verdict {
 	class := uint32(t) & classMask >> poolBits
@@ -58,11 +44,13 @@ func (t token) verdict() model.Verdict {
 	return model.Forward
 }
 
-// A size is how many slots a pool has, and whether they lead to names. A number above exactSizes is rounded up to one
-// of eight in each power of two. A packet that comes to a slot beyond the pool's last one tries again.
+// A size is how many slots a pool has, whether they lead to names, and in which map they are. A number above exactSizes
+// is rounded up to one of eight in each power of two. A packet that comes to a slot beyond the pool's last one tries
+// again.
 type size struct {
 	slots int
-	named bool
+	named bool // all of these are in one map
+	shard int
 }
 
 const (
@@ -73,12 +61,12 @@ const (
 )
 
 // sizeOf is the size of a pool with so many slots.
-func sizeOf(slots int, named bool) size {
+func sizeOf(slots int, named bool, shard int) size {
 	if slots > exactSizes {
 		step := 1 << (bits.Len(uint(slots-1)) - 1 - stepBits)
 		slots = (slots + step - 1) / step * step
 	}
-	return size{slots, named}
+	return size{slots, named, shard}
 }
 
 // below is the next smaller size.
@@ -96,20 +84,23 @@ func (s size) number() uint32 {
 	return uint32(exactSizes + (octave-bits.Len(exactSizes-1))<<stepBits + step - 1<<stepBits - 1)
 }
 
-// id is the key of the size's chain.
+// id is the key of the size's chain. The number of a pool of this size ends as it does.
 func (s size) id() uint32 {
 	n := s.number()
 	if s.named {
 		n += namedSizes
 	}
-	return n << (poolBits + classBits)
+	return n<<(poolBits+classBits) | uint32(s.shard)
 }
 
 func (s size) chain() string {
-	if s.named {
+	switch {
+	case s.named:
 		return fmt.Sprintf("choose-%d-named", s.slots)
+	case s.shard == 0:
+		return fmt.Sprintf("choose-%d", s.slots)
 	}
-	return fmt.Sprintf("choose-%d", s.slots)
+	return fmt.Sprintf("choose-%d-%s", s.slots, shardName(s.shard))
 }
 
 // choose makes the chain of a size, unless there is one.
@@ -139,7 +130,7 @@ func (t *table) sizeChain(s size) nft.Chain {
 		if s.named {
 			c.Rules = append(c.Rules, nft.NewRule("", append(draw(n, "choices"), nft.StoreMeta(expr.MetaKeyPRIORITY, 0))...))
 		} else {
-			c.Rules = append(c.Rules, nft.NewRule("", t.translate(draw(n, "slots"))...))
+			c.Rules = append(c.Rules, nft.NewRule("", t.translate(draw(n, shardName(s.shard)))...))
 		}
 	}
 	if s.named {
@@ -147,7 +138,7 @@ func (t *table) sizeChain(s size) nft.Chain {
 	}
 	// Each look-up sees the ruleset as it is at that moment, the chain as it was when the packet
 	// came. A slot that is gone meanwhile must not let the packet pass untranslated.
-	gone := nft.NewRule("the slot is gone", t.translate(draw(1, "slots"))...)
+	gone := nft.NewRule("the slot is gone", t.translate(draw(1, shardName(s.shard)))...)
 	c.Rules = append(c.Rules, gone, nft.NewRule("", nft.Drop()))
 	return c
 }
@@ -169,10 +160,10 @@ func random(n int) any {
 func (t *table) adoptSizes() error {
 	var errs []error
 	for key, chain := range maps.Clone(t.Found(choosers)) {
-		s := size{named: strings.HasSuffix(chain, "-named")}
+		s := size{named: strings.HasSuffix(chain, "-named"), shard: shardOf(nft.Number([]byte(key)))}
 		_, err := fmt.Sscanf(chain, "choose-%d", &s.slots)
 		named := s.chain() == chain && key == string(nft.Native(s.id()))
-		if err == nil && s.slots > 0 && s == sizeOf(s.slots, s.named) && named {
+		if err == nil && s.slots > 0 && s == sizeOf(s.slots, s.named, s.shard) && named {
 			errs = append(errs, t.choose(s))
 		}
 	}

@@ -41,8 +41,6 @@ type table struct {
 	stale    []staleHandle
 	surplus  []surplus
 	recheck  bool // the memory of affinity may hold more than stale handles
-	askFrom  int  // so many slots are asked for, and not listed
-	unsure   bool // the kernel may hold slots that are in the way
 }
 
 // row is a frontend in the kernel.

@@ -192,37 +192,6 @@ func (t *Table) elements(s *Set, reset func(), f func(Element)) nfnetlink.Reques
 	return l
 }
 
-// Ask calls f for the elements of keys, as far as they are there. The kernel answers in the order of the keys, and ends
-// at the first one that it lacks.
-func (t *Table) Ask(c *nfnetlink.Socket, set int, keys [][]byte, f func(Element)) error {
-	var others []Element
-	s := t.Sets[set]
-	for len(keys) > 0 {
-		answered := 0
-		r := t.elements(s, nil, s.miscounted(&others, f))
-		element := r.Each
-		r.Each = func(attrs []byte) { answered++; element(attrs) }
-		list := r.Filter.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		for _, key := range keys {
-			element, k := r.Filter.Open(unix.NFTA_LIST_ELEM), r.Filter.Open(unix.NFTA_SET_ELEM_KEY)
-			r.Filter.Bytes(unix.NFTA_DATA_VALUE, key)
-			r.Filter.Close(k)
-			r.Filter.Close(element)
-		}
-		r.Filter.Close(list)
-		err := c.Do(r)
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return err
-		}
-		if err == nil {
-			break
-		}
-		keys = keys[min(answered+1, len(keys)):]
-	}
-	t.recount(set, others)
-	return nil
-}
-
 // filledByPackets reports whether rules add elements.
 func (s *Set) filledByPackets() bool { return s.Flags&unix.NFT_SET_EVAL != 0 }
 
