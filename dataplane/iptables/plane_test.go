@@ -585,6 +585,7 @@ func TestPlane_health(t *testing.T) {
 		none := parse(t, everything)
 		check(t, exec.Command("ip", "link", "set", "lo", "up").Run())
 		for _, program := range []string{"iptables", "ip6tables"} {
+			tool(t, b, program, "", "-A", "INPUT", "-m", "conntrack", "--ctstate", "ESTABLISHED", "-j", "ACCEPT")
 			tool(t, b, program, "", "-A", "INPUT", "-p", "tcp", "--dport", "30100", "-j", "REJECT")
 		}
 		p := newPlane(t, Options{Backend: b}, dataplane.Config{})
