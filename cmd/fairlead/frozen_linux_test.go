@@ -38,10 +38,10 @@ type adoption struct {
 func TestAdopts(t *testing.T) {
 	t.Parallel()
 	for _, a := range []adoption{
-		{name: "nftables", mode: "nftables"},
+		{name: "nftables", mode: "nftables", rewritten: 12}, // rules that choose among several maps of slots
 		{name: "iptables", mode: "iptables", more: "iptablesBackend: nf_tables\n"},
 		{name: "iptables-legacy", mode: "iptables", more: "iptablesBackend: legacy\n"},
-		{name: "ipvs", mode: "ipvs"},
+		{name: "ipvs", mode: "ipvs", rewritten: 26}, // rules of chains that let health checks pass
 		{name: "userspace", mode: "userspace"},
 		{name: "ebpf", mode: "ebpf", more: "ebpf: {sizes: {translations: 8192}}\n"}, // else memory and processors count
 	} {
