@@ -16,8 +16,9 @@ type baseRule struct {
 
 // baseRules lead from the kernel's chains of a table to ours. Connections that table nat has forwarded do not concern
 // table filter. Nor does one to an address of this node that was let through before, whose client repeats its first
-// packet. Another data plane may go on with it, as IPVS does behind INPUT with unanswered connections. Clients of health
-// checks pass where INPUT drops others, as with kube-proxy (kubernetes issue 97225).
+// packet. Another data plane may go on with it, as IPVS does behind INPUT with unanswered connections.
+//
+// Clients of health checks pass where INPUT drops others, as with kube-proxy (kubernetes issue 97225).
 func baseRules(table string) []baseRule {
 	if table == "nat" {
 		return []baseRule{
