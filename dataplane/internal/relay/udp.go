@@ -174,8 +174,7 @@ func (f *flow) send(data []byte) error {
 	}
 	_ = f.conn.SetReadDeadline(f.deadline()) // fails only if the flow is over, and so does Write
 	f.carried.ToBackend.Add(1, len(data))
-	_, err := f.conn.Write(data)
-	return err
+	return f.conn.Send(data)
 }
 
 // deadline is when the flow ends if it is silent. As connection tracking has it, one that goes on has more patience.
@@ -447,8 +446,7 @@ func (p *Proxy) elsewhere(f *flow, why error) bool {
 	f.pool.attempted(f.client.Addr(), backend, time.Now())
 	_ = f.conn.SetReadDeadline(f.deadline())
 	f.carried.ToBackend.Add(1, len(f.pending))
-	_, err = f.conn.Write(f.pending)
-	return err == nil
+	return f.conn.Send(f.pending) == nil
 }
 
 // end forgets a flow.

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"fairlead.dev/fairlead/dataplane/internal/socket"
 	"fairlead.dev/fairlead/internal/namespace"
 	"fairlead.dev/fairlead/lab/eventually"
@@ -54,43 +56,89 @@ func TestExpel_meanwhile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			conn := listenAt(t, "127.0.0.1:0")
 			at := conn.LocalAddr().(*net.UDPAddr).AddrPort()
-			rows := func(backends []netip.AddrPort) *model.State {
-				text := fmt.Sprintf("frontend %s/udp any forward default/dns cluster snat always\npool default/dns cluster\n", at)
-				for _, b := range backends {
-					text += fmt.Sprintf("backend default/dns cluster %s\n", b)
+			before, after, calls := rowsOf(t, at, c.before...), rowsOf(t, at, c.after...), 0
+			serve(t, conn, before, func(p *Proxy, call Call, b model.Backend) (*socket.Conn, error) {
+				backend, err := p.Connect(call, b)
+				if calls++; calls == c.call {
+					change := model.Diff(before, after)
+					p.Rows.Change(change)
+					p.Expel(&change)
 				}
-				s, err := model.ParseState(text)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return s
-			}
-			before, after, calls := rows(c.before), rows(c.after), 0
-			var p *Proxy
-			p = New(Options{
-				DialTimeout: time.Second, Dials: 4, FlowTimeout: time.Minute, StreamTimeout: time.Minute,
-				MaxConnections: 1, MaxFlows: 10, Extra: 1,
-				Connect: func(call Call, b model.Backend, setups ...socket.Setup) (*Socket, error) {
-					backend, err := p.Connect(call, b, setups...)
-					if calls++; calls == c.call {
-						change := model.Diff(before, after)
-						p.Rows.Change(change)
-						p.Expel(&change)
-					}
-					return &Socket{Conn: backend}, err
-				},
-			}, namespace.Namespace{})
-			p.Rows.Replace(before)
-			answers := &Answers{UDPConn: conn, At: at}
-			p.Receive(conn, func(client netip.AddrPort, _ []byte) (Packet, bool) {
-				return Packet{Client: client, Destination: at, From: answers}, true
+				return backend, err
 			})
-			defer p.Close()
-			defer conn.Close()
 			if got := ask(t, at); got != "stays" {
 				t.Errorf("%q answers", got)
 			}
 		})
+	}
+}
+
+// rowsOf has a destination with backends.
+func rowsOf(t *testing.T, at netip.AddrPort, backends ...netip.AddrPort) *model.State {
+	t.Helper()
+	text := fmt.Sprintf("frontend %s/udp any forward default/dns cluster snat always\npool default/dns cluster\n", at)
+	for _, b := range backends {
+		text += fmt.Sprintf("backend default/dns cluster %s\n", b)
+	}
+	s, err := model.ParseState(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// serve serves the destination at which a socket is, by sockets that connect makes.
+func serve(t *testing.T, conn *net.UDPConn, rows *model.State,
+	connect func(*Proxy, Call, model.Backend) (*socket.Conn, error),
+) {
+	var p *Proxy
+	p = New(Options{
+		DialTimeout: time.Second, Dials: 4, FlowTimeout: time.Minute, StreamTimeout: time.Minute,
+		MaxConnections: 1, MaxFlows: 10, Extra: 1,
+		Connect: func(call Call, b model.Backend, _ ...socket.Setup) (*Socket, error) {
+			backend, err := connect(p, call, b)
+			return &Socket{Conn: backend}, err
+		},
+	}, namespace.Namespace{})
+	p.Rows.Replace(rows)
+	at := conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	answers := &Answers{UDPConn: conn, At: at}
+	p.Receive(conn, func(client netip.AddrPort, _ []byte) (Packet, bool) {
+		return Packet{Client: client, Destination: at, From: answers}, true
+	})
+	t.Cleanup(p.Close)
+	t.Cleanup(func() { conn.Close() })
+}
+
+// TestSend_noRoom: what one client sends finds no room on the way to its backend. Other clients do not wait for that.
+func TestSend_noRoom(t *testing.T) {
+	conn := listenAt(t, "127.0.0.1:0")
+	at := conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	full, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(full[1]) }) // no process reads there
+	other := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 9)}}
+	rows := rowsOf(t, at, answerAt(t, "127.0.1.2:0", "answers"))
+	serve(t, conn, rows, func(p *Proxy, call Call, b model.Backend) (*socket.Conn, error) {
+		if call.Client().Addr() == netip.AddrFrom4([4]byte{127, 0, 0, 9}) {
+			return socket.Open(full[0])
+		}
+		return p.Connect(call, b)
+	})
+	client, err := other.DialContext(t.Context(), "udp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for range 1000 {
+		if _, err := client.Write([]byte("?")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := ask(t, at); got != "answers" {
+		t.Errorf("%q answers", got)
 	}
 }
 

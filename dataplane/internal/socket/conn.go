@@ -172,6 +172,18 @@ func (c *Conn) AwaitRoom(patience time.Duration) error {
 	})
 }
 
+// Send sends a datagram. If there is no room for it, it is lost: those of other sockets must not wait.
+func (c *Conn) Send(data []byte) (err error) {
+	failed := c.raw.Write(func(fd uintptr) bool {
+		_, err = unix.Write(int(fd), data)
+		return true
+	})
+	if errors.Is(err, unix.EAGAIN) {
+		err = nil
+	}
+	return errors.Join(failed, err)
+}
+
 // Accept waits until there are connections at a listener, and takes all of them, up to a few dozen. The error is
 // os.ErrClosed when the listener is closed, which package os does not say of what waits.
 func (c *Conn) Accept(each func(fd int, from netip.AddrPort)) error {
