@@ -122,6 +122,30 @@ func TestWatch_ownChanges(t *testing.T) {
 	})
 }
 
+// The kernel drops the end of a transaction of ours. The next transaction, of another program, has not done that.
+func TestRuleset_cutShort(t *testing.T) {
+	w := &Watch{changes: make(chan dataplane.ExternalChange, maxPending), self: self{comm: "fairlead"}}
+	hear := w.ruleset()
+	tell := func(message uint16, transaction byte, kind uint16, text string) {
+		var e nfnetlink.Encoder
+		start := e.Message(nfnetlink.NFTables|message, 0, unix.NFPROTO_IPV4)
+		e.B[len(e.B)-1] = transaction
+		e.Text(kind, text)
+		e.Finish(start)
+		for m := range nfnetlink.Messages(e.B) {
+			hear(m)
+		}
+	}
+	tell(unix.NFT_MSG_NEWTABLE, 1, unix.NFTA_TABLE_NAME, "fairlead")
+	tell(unix.NFT_MSG_NEWTABLE, 2, unix.NFTA_TABLE_NAME, "others")
+	tell(unix.NFT_MSG_NEWGEN, 2, unix.NFTA_GEN_PROC_NAME, "nft")
+	tell(unix.NFT_MSG_DELTABLE, 3, unix.NFTA_TABLE_NAME, "fairlead")
+	tell(unix.NFT_MSG_NEWGEN, 3, unix.NFTA_GEN_PROC_NAME, "nft")
+	if f := w.next(t); f.What != "deleted table ip fairlead" || len(w.changes) > 0 {
+		t.Errorf("%+v, and %d more", f, len(w.changes))
+	}
+}
+
 // Not only the first socket of this process is known, and of addresses only those of a plane are news.
 func TestWatch_ownRouting(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package external
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"syscall"
 	"unicode"
@@ -14,15 +15,19 @@ import (
 
 const sizeofNfgenmsg = 4
 
-// ruleset hears the messages of a transaction, and at last the one that says whose it was.
+// ruleset hears the messages of a transaction, and at last the one that says whose it was. All of them have one number
+// (nft_base_seq_be16 in the kernel). Where the kernel drops the last ones, the next transaction is not to blame.
 func (w *Watch) ruleset() func(syscall.NetlinkMessage) {
-	first, deletes, more := "", false, 0
+	first, deletes, more, number := "", false, 0, uint16(0)
 	return func(m syscall.NetlinkMessage) {
 		if len(m.Data) < sizeofNfgenmsg || m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES {
 			return
 		}
 		attrs := m.Data[sizeofNfgenmsg:]
 		message := m.Header.Type & 0xff
+		if now := binary.BigEndian.Uint16(m.Data[2:]); now != number {
+			first, deletes, more, number = "", false, 0, now
+		}
 		table := message == unix.NFT_MSG_DELTABLE // with all that was in it
 		switch {
 		case message == unix.NFT_MSG_NEWGEN:
