@@ -1382,6 +1382,44 @@ func TestUDP_portAgain(t *testing.T) {
 	}
 }
 
+// TestFlow_narrowPath: on the way to the backend a router has only small packets pass, and says so. The flow goes on.
+func TestFlow_narrowPath(t *testing.T) { byEachWay(t, testFlowNarrowPath) }
+
+func testFlowNarrowPath(t *testing.T, way userspace.Redirect) {
+	n := start(t, userspace.Options{Redirect: way})
+	n.sync("udp", "10.244.2.13:5353")
+	const narrow = "ip route replace $(ip route show 10.244.2.13) mtu lock 1280"
+	if out, err := n.bed.Command(t.Context(), testbed.NodeB, "sh", "-c", narrow).CombinedOutput(); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	c, err := n.bed.Dial(t.Context(), "client", model.UDP, netip.MustParseAddrPort(service))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ask := func(question string) (answer string) {
+		eventually.Nil(t, "an answer", func() error {
+			text := make([]byte, 2000)
+			_, err := c.Write([]byte(question))
+			if err == nil {
+				err = c.SetReadDeadline(time.Now().Add(time.Second))
+			}
+			if err == nil {
+				var size int
+				size, err = c.Read(text)
+				answer = string(text[:size])
+			}
+			return err
+		})
+		return answer
+	}
+	before := ask("?") // with the address and port that the backend sees
+	ask("=" + strings.Repeat("x", 1400))
+	if after := ask("?"); after != before {
+		t.Errorf("the flow of %s is that of %s", before, after)
+	}
+}
+
 // onePort leaves the plane one port for its connections.
 func (n *node) onePort() {
 	n.Helper()

@@ -354,7 +354,7 @@ func (p *Proxy) answers(f *flow) {
 	for {
 		conn := f.current()
 		err := p.answer(f, conn)
-		if err == nil || conn != f.current() {
+		if err == nil || conn != f.current() || errors.Is(err, unix.EMSGSIZE) { // EMSGSIZE: see Send
 			continue
 		}
 		if errors.Is(err, unix.ECONNREFUSED) && p.elsewhere(f, err) {

@@ -172,13 +172,16 @@ func (c *Conn) AwaitRoom(patience time.Duration) error {
 	})
 }
 
-// Send sends a datagram. If there is no room for it, it is lost: those of other sockets must not wait.
+// Send sends a datagram. If there is no room for it, it is lost: those of other sockets must not wait. That an earlier
+// one was too large is no error: the kernel has learned it, and sends this one in fragments.
 func (c *Conn) Send(data []byte) (err error) {
 	failed := c.raw.Write(func(fd uintptr) bool {
-		_, err = unix.Write(int(fd), data)
+		if _, err = unix.Write(int(fd), data); errors.Is(err, unix.EMSGSIZE) {
+			_, err = unix.Write(int(fd), data)
+		}
 		return true
 	})
-	if errors.Is(err, unix.EAGAIN) {
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EMSGSIZE) {
 		err = nil
 	}
 	return errors.Join(failed, err)
