@@ -24,8 +24,8 @@ import (
 //	                      ▲                              │ ICMP: no listener                                   │
 //	                      └── elsewhere: another backend ┘            silence, or the row or the backend goes ─┴─► end
 //
-// Until there is an answer, the last datagram is kept for another backend. Flows whose clients have not gone on after
-// an answer count as those of one client, because a sender may forge as many addresses as it likes.
+// Until there is an answer, the last datagram is kept for another backend, unless it is large. Flows whose clients have
+// not gone on after an answer count as those of one client, because a sender may forge as many addresses as it likes.
 //
 // Two locks are taken in one order: that of all flows, then that of one.
 
@@ -69,7 +69,7 @@ type flow struct {
 	backend   netip.AddrPort
 	carried   *socket.Carried
 	tried     []netip.AddrPort
-	pending   []byte // the latest datagram, until the backend has answered
+	pending   []byte // the latest datagram, unless it is large, until the backend has answered
 	questions int    // datagrams of the client
 	told      bool   // that the backend does not answer
 	moving    bool   // to another backend
@@ -77,6 +77,10 @@ type flow struct {
 	proven    bool // the client has gone on after that
 	over      bool
 }
+
+// maxPending holds what begins a flow as a rule: a question, or a packet that no router parts. As many as there may be
+// flows may have no answer.
+const maxPending = 1 << 11
 
 func newFlows(most int) *flows {
 	return &flows{
@@ -158,7 +162,9 @@ func (f *flow) send(data []byte) error {
 		return net.ErrClosed
 	}
 	if !f.answered {
-		f.pending = append(f.pending[:0], data...)
+		if f.pending = f.pending[:0]; len(data) <= maxPending {
+			f.pending = append(f.pending, data...)
+		}
 	} else if !f.proven {
 		f.proven = true
 		f.proxy.flows.places.Prove(&f.place)
@@ -445,6 +451,9 @@ func (p *Proxy) elsewhere(f *flow, why error) bool {
 	f.Touch()
 	f.pool.attempted(f.client.Addr(), backend, time.Now())
 	_ = f.conn.SetReadDeadline(f.deadline())
+	if len(f.pending) == 0 {
+		return true
+	}
 	f.carried.ToBackend.Add(1, len(f.pending))
 	return f.conn.Send(f.pending) == nil
 }

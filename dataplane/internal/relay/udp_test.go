@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"testing"
 	"time"
 
@@ -90,11 +91,10 @@ func rowsOf(t *testing.T, at netip.AddrPort, backends ...netip.AddrPort) *model.
 // serve serves the destination at which a socket is, by sockets that connect makes.
 func serve(t *testing.T, conn *net.UDPConn, rows *model.State,
 	connect func(*Proxy, Call, model.Backend) (*socket.Conn, error),
-) {
-	var p *Proxy
+) (p *Proxy) {
 	p = New(Options{
 		DialTimeout: time.Second, Dials: 4, FlowTimeout: time.Minute, StreamTimeout: time.Minute,
-		MaxConnections: 1, MaxFlows: 10, Extra: 1,
+		MaxConnections: 1, MaxFlows: 1000, Extra: 1,
 		Connect: func(call Call, b model.Backend, _ ...socket.Setup) (*Socket, error) {
 			backend, err := connect(p, call, b)
 			return &Socket{Conn: backend}, err
@@ -108,6 +108,7 @@ func serve(t *testing.T, conn *net.UDPConn, rows *model.State,
 	})
 	t.Cleanup(p.Close)
 	t.Cleanup(func() { conn.Close() })
+	return p
 }
 
 // TestSend_noRoom: what one client sends finds no room on the way to its backend. Other clients do not wait for that.
@@ -140,6 +141,40 @@ func TestSend_noRoom(t *testing.T) {
 	if got := ask(t, at); got != "answers" {
 		t.Errorf("%q answers", got)
 	}
+}
+
+// TestSend_large: flows without an answer keep little memory, however large the datagrams are.
+func TestSend_large(t *testing.T) {
+	const flows, size = 300, 60_000
+	conn := listenAt(t, "127.0.0.1:0")
+	at := conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	silent := listenAt(t, "127.0.1.2:0").LocalAddr().(*net.UDPAddr).AddrPort()
+	p := serve(t, conn, rowsOf(t, at, silent), func(p *Proxy, call Call, b model.Backend) (*socket.Conn, error) {
+		return p.Connect(call, b)
+	})
+	before := used()
+	for n := range flows {
+		client, err := net.Dial("udp", at.String())
+		if err == nil {
+			_, err = client.Write(make([]byte, size))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		eventually.Equal(t, "flows", n+1, p.Open)
+	}
+	if more := used() - before; more > flows*size/2 {
+		t.Errorf("%d flows keep %d bytes", flows, more)
+	}
+}
+
+// used is how much memory is in use.
+func used() int {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
 }
 
 // ask asks until there is an answer.
