@@ -1,6 +1,7 @@
 package config
 
 import (
+	"os"
 	"slices"
 	"time"
 
@@ -28,6 +29,7 @@ type Command struct {
 // Flags are the options of the command line, and where they come from again when a file has changed.
 type Flags struct {
 	Command
+	Read func(path string) ([]byte, error) // reads a file that is named
 
 	planes  []string
 	said    said
@@ -52,7 +54,7 @@ type periods struct{ sync, minSync time.Duration }
 // NewFlags makes the flags with their defaults. The planes are the data planes that are built; the
 // first one serves those modes of kube-proxy that are not among them.
 func NewFlags(planes ...string) *Flags {
-	f := &Flags{planes: slices.Clone(planes)}
+	f := &Flags{Read: os.ReadFile, planes: slices.Clone(planes)}
 	setDefaults(&f.said.kubeProxy)
 	f.said.kubeProxy.TypeMeta = kubeProxyTypeMeta()
 	f.said.fairlead = defaultFairlead()

@@ -182,7 +182,7 @@ func (l *loading) ownMode() {
 // read reads a file of a kind, or nil, if there is nothing to make of it.
 func (l *loading) read(path, kind, apiVersion string) *document {
 	l.config.Files = append(l.config.Files, path)
-	data, err := os.ReadFile(path)
+	data, err := l.flags.Read(path)
 	if err != nil {
 		l.fatal = errors.Join(l.fatal, fmt.Errorf("the %s cannot be read: %w", kind, err))
 		return nil

@@ -8,12 +8,14 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/daemon"
@@ -30,50 +32,66 @@ const (
 	unchanged = 2 * time.Second
 )
 
-// commands start and stop proxies. A shell runs them; they return when that is done.
-type commands struct{ stop, start, agentStop, agentStart string }
-
 // apply has Fairlead serve in the proposed mode. If that fails, or if traffic fails more than before, it goes back.
 //
 //	traffic before ─► kube-proxy stops ─► Fairlead starts ─┬─► in force ─► traffic after ─► done
 //	                  or: Fairlead changes its mode ───────┘      │ fails       │ worse
 //	kube-proxy serves ◄─ its start, healthz, clean --own ◄────────┴─────────────┘
-func (m *migration) apply(ctx context.Context, s *seen) error {
-	running := s.Proxy == "Fairlead"
-	if running && s.Mode == s.To {
+func (m *migration) apply(ctx context.Context) error {
+	s, forward, back := m.seen, m.replace, m.goBack
+	switch running := s.Proxy == "Fairlead"; {
+	case running && s.Mode == s.To:
 		return m.say(daemon.StepUnchanged, s.To+" is in force already")
-	}
-	if c := m.commands; !running && (c.stop == "" || c.start == "" || c.agentStop == "" || c.agentStart == "") {
+	case running:
+		forward, back = m.switchTo(s.To), m.switchTo(s.Mode)
+	case m.stop == "" || m.start == "" || m.agentStop == "" || m.agentStart == "":
 		return cli.Misused(errors.New("no Fairlead runs here: name --stop, --start, --agent-start and --agent-stop"))
 	}
-	before, err := m.before(ctx, s)
+	return m.attempt(ctx, forward, back, "done: Fairlead serves in mode "+s.To)
+}
+
+// back undoes what apply has done.
+func (m *migration) back(ctx context.Context) error {
+	s, undo := m.seen, m.goBack
+	switch running := s.Proxy == "Fairlead"; {
+	case m.start == "" && running && s.configured != "auto":
+		undo = m.switchTo(s.configured)
+	case m.start == "" || m.agentStop == "" && running:
+		return cli.Misused(errors.New("name --start and --agent-stop; Fairlead has no mode of its own to go back to"))
+	}
+	return m.attempt(ctx, undo, nil, "done: what served before serves again")
+}
+
+// attempt does a step between two measurements. If it fails, or connections fare worse then, it goes back, unless back
+// is nil.
+func (m *migration) attempt(ctx context.Context, do, back func(context.Context) error, done string) error {
+	addresses, err := m.addresses(ctx)
+	var before sample
+	if err == nil {
+		before, err = m.measure(ctx, addresses)
+	}
 	if err != nil {
 		return cli.Failed(err)
 	}
-	forward, back := m.replace, m.goBack
-	if running {
-		forward = func(ctx context.Context, s *seen) error { return m.switchTo(ctx, s.To) }
-		back = func(ctx context.Context, s *seen) error { return m.switchTo(ctx, s.Mode) }
-	}
-	if err = forward(ctx, s); err == nil {
+	if err = do(ctx); err == nil {
 		err = m.compare(ctx, before)
 	}
-	if err == nil {
-		return m.say(daemon.StepDone, "done: Fairlead serves in mode "+s.To)
+	switch {
+	case err == nil:
+		return m.say(daemon.StepDone, done)
+	case back == nil:
+		return cli.Failed(err)
 	}
 	err = errors.Join(err, m.say(daemon.StepFailed, fmt.Sprintf("going back: %v", err)))
-	if failure := back(context.WithoutCancel(ctx), s); failure != nil {
+	if failure := back(context.WithoutCancel(ctx)); failure != nil {
 		return cli.Failed(errors.Join(err, fmt.Errorf("going back failed, too: %w", failure)))
 	}
 	return cli.Failed(fmt.Errorf("it is as it was before: %w", err))
 }
 
 // replace has Fairlead take kube-proxy's place, whose rules serve meanwhile.
-func (m *migration) replace(ctx context.Context, s *seen) error {
-	if err := m.shell(ctx, m.commands.stop); err != nil {
-		return err
-	}
-	if err := m.shell(ctx, m.commands.agentStart); err != nil {
+func (m *migration) replace(ctx context.Context) error {
+	if err := m.shell(ctx, m.stop, m.agentStart); err != nil {
 		return err
 	}
 	var status answer.Status
@@ -83,64 +101,42 @@ func (m *migration) replace(ctx context.Context, s *seen) error {
 		}
 		return err
 	})
-	if err == nil && status.Plane != s.To {
-		err = m.switchTo(ctx, s.To)
+	if err == nil && status.Plane != m.seen.To {
+		err = m.switchTo(m.seen.To)(ctx)
 	}
 	return err
 }
 
-// back undoes what apply has done.
-func (m *migration) back(ctx context.Context, s *seen) error {
-	undo := m.goBack
-	switch running := s.Proxy == "Fairlead"; {
-	case m.commands.start == "" && running && s.configured != "auto":
-		undo = func(ctx context.Context, s *seen) error { return m.switchTo(ctx, s.configured) }
-	case m.commands.start == "" || m.commands.agentStop == "" && running:
-		return cli.Misused(errors.New("name --start and --agent-stop; Fairlead has no mode of its own to go back to"))
-	}
-	before, err := m.before(ctx, s)
-	if err == nil {
-		err = undo(ctx, s)
-	}
-	if err == nil {
-		err = m.compare(ctx, before)
-	}
-	if err != nil {
-		return cli.Failed(err)
-	}
-	return m.say(daemon.StepDone, "done: what served before serves again")
-}
-
 // goBack has kube-proxy take Fairlead's place, whose rules serve meanwhile.
-func (m *migration) goBack(ctx context.Context, s *seen) error {
+func (m *migration) goBack(ctx context.Context) error {
 	var status answer.Status
 	if m.Get(ctx, "/status", &status.Report) == nil && status.Plane == "ebpf" {
 		// Its programs decide before rules of kube-proxy do.
-		if err := m.switchTo(ctx, "nftables"); err != nil {
+		if err := m.switchTo("nftables")(ctx); err != nil {
 			return err
 		}
 	}
-	err := m.shell(ctx, m.commands.agentStop) // which may fail as Fairlead does not run
+	err := m.shell(ctx, m.agentStop) // which may fail as Fairlead does not run
 	if still := m.await(ctx, "Fairlead has ended", daemon.Alone); still != nil {
 		return errors.Join(err, still)
 	}
-	own, _, err := leftovers(ctx) // of Fairlead's in mode iptables, which have the same names
+	own, err := leftovers(ctx) // of Fairlead's in mode iptables, which have the same names
 	if err == nil {
-		err = m.shell(ctx, m.commands.start)
+		err = m.shell(ctx, m.start)
 	}
 	if err != nil {
 		return err
 	}
 	last, since := own, time.Now() // it makes the rules of one address family after the other
 	err = m.await(ctx, "kube-proxy serves", func() error {
-		now, _, err := leftovers(ctx)
-		if now != last {
+		now, err := leftovers(ctx)
+		if !slices.Equal(now, last) {
 			last, since = now, time.Now()
 		}
-		if err == nil && (now == own || time.Since(since) < unchanged) {
+		if err == nil && (slices.Equal(now, own) || time.Since(since) < unchanged) {
 			err = errors.New("it has not made all of its rules")
 		}
-		return errors.Join(err, serves(ctx, s.config))
+		return errors.Join(err, serves(m.seen.config))
 	})
 	if err != nil {
 		return err
@@ -152,13 +148,13 @@ func (m *migration) goBack(ctx context.Context, s *seen) error {
 const synced = `(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\S* [1-9]`
 
 // serves asks kube-proxy whether it does.
-func serves(ctx context.Context, c *config.Config) error {
+func serves(c *config.Config) error {
 	healthz, metrics := netip.MustParseAddrPort("127.0.0.1:10256"), netip.MustParseAddrPort("127.0.0.1:10249")
 	if c != nil {
 		healthz, metrics = c.HealthzAddress(), c.MetricsAddress()
 	}
-	_, err := get(ctx, healthz, "/healthz")
-	text, failure := get(ctx, metrics, "/metrics")
+	_, err := get(healthz, "/healthz")
+	text, failure := get(metrics, "/metrics")
 	if err == nil && failure == nil && text != "" && !regexp.MustCompile(synced).MatchString(text) {
 		err = errors.New("it has not made its rules")
 	}
@@ -166,20 +162,12 @@ func serves(ctx context.Context, c *config.Config) error {
 }
 
 // get asks a server of this node; the zero address: there is none.
-func get(ctx context.Context, at netip.AddrPort, path string) (string, error) {
+func get(at netip.AddrPort, path string) (string, error) {
 	if !at.IsValid() {
 		return "", nil
 	}
-	if at.Addr().IsUnspecified() {
-		at = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), at.Port())
-	}
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at.String()+path, nil)
-	if err != nil {
-		return "", err
-	}
-	response, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
+	client := http.Client{Timeout: dialTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Get("http://" + at.String() + path)
 	if err != nil {
 		return "", err
 	}
@@ -193,45 +181,45 @@ func get(ctx context.Context, at netip.AddrPort, path string) (string, error) {
 
 // await asks until there is no error.
 func (m *migration) await(ctx context.Context, what string, try func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
-	defer cancel()
-	for {
-		err := try()
-		if err == nil {
-			return m.say("waited", what)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waiting until %s: %w: %w", what, ctx.Err(), err)
-		case <-time.After(pollInterval):
-		}
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, startPatience, true, func(context.Context) (bool, error) {
+		last = try()
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("waiting until %s: %w: %w", what, err, last)
 	}
+	return m.say("waited", what)
 }
 
-// shell runs a command. A process that it leaves running may keep its output.
-func (m *migration) shell(ctx context.Context, command string) error {
-	if command == "" {
-		return nil
-	}
-	if err := m.say("command", command); err != nil {
-		return err
-	}
-	c := exec.CommandContext(ctx, "/bin/sh", "-c", command)
-	c.Stdout, c.Stderr = os.Stderr, os.Stderr
-	if err := c.Run(); err != nil {
-		return fmt.Errorf("%s: %w", command, err)
+// shell runs commands. A process that one leaves running may keep its output.
+func (m *migration) shell(ctx context.Context, commands ...string) error {
+	for _, command := range commands {
+		if command == "" {
+			continue
+		}
+		if err := m.say("command", command); err != nil {
+			return err
+		}
+		c := exec.CommandContext(ctx, "/bin/sh", "-c", command)
+		c.Stdout, c.Stderr = os.Stderr, os.Stderr
+		if err := c.Run(); err != nil {
+			return fmt.Errorf("%s: %w", command, err)
+		}
 	}
 	return nil
 }
 
 // switchTo has the running Fairlead serve in another mode.
-func (m *migration) switchTo(ctx context.Context, plane string) error {
-	steps, err := m.Order(context.WithoutCancel(ctx), http.MethodPost, "/switch?"+url.Values{"plane": {plane}}.Encode())
-	if err != nil {
-		return err
+func (m *migration) switchTo(mode string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		steps, err := m.Order(context.WithoutCancel(ctx), http.MethodPost, "/switch?plane="+mode)
+		if err != nil {
+			return err
+		}
+		defer steps.Close()
+		return ask.PrintLines(&m.Inspection, steps, ask.StepText)
 	}
-	defer steps.Close()
-	return ask.PrintLines(&m.Inspection, steps, ask.StepText)
 }
 
 // say prints what is done, in the words of "fairlead switch".

@@ -19,12 +19,14 @@ import (
 // migration is what the command line asks for.
 type migration struct {
 	ask.Inspection
+	seen     *seen
 	to       string
 	watch    time.Duration
 	forward  bool // apply
 	backward bool // undo that
 	check    time.Duration
-	commands commands
+	// Commands start and stop proxies. A shell runs them; they return when that is done.
+	stop, start, agentStop, agentStart string
 }
 
 // Command is "fairlead migrate".
@@ -57,41 +59,39 @@ func Command() *cobra.Command {
 	f.DurationVar(&m.watch, "watch", 0, "compare the rows with real connections for so long")
 	f.BoolVar(&m.forward, "apply", false, "do it, unless something blocks")
 	f.BoolVar(&m.backward, "back", false, "undo it")
-	f.StringVar(&m.commands.stop, "stop", "", "the `command` that stops kube-proxy")
-	f.StringVar(&m.commands.start, "start", "", "the `command` that starts kube-proxy, for the way back")
-	f.StringVar(&m.commands.agentStart, "agent-start", "", "the `command` that starts Fairlead")
-	f.StringVar(&m.commands.agentStop, "agent-stop", "", "the `command` that stops Fairlead, for the way back")
+	f.StringVar(&m.stop, "stop", "", "the `command` that stops kube-proxy")
+	f.StringVar(&m.start, "start", "", "the `command` that starts kube-proxy, for the way back")
+	f.StringVar(&m.agentStart, "agent-start", "", "the `command` that starts Fairlead")
+	f.StringVar(&m.agentStop, "agent-stop", "", "the `command` that stops Fairlead, for the way back")
 	f.DurationVar(&m.check, "check", 10*time.Second, "count connections for so long, before and after")
 	c.MarkFlagsMutuallyExclusive("watch", "apply", "back")
-	for _, flag := range []string{"apply", "back"} {
-		c.MarkFlagsMutuallyExclusive(flag, "manifests")
-	}
+	c.MarkFlagsMutuallyExclusive("apply", "manifests")
+	c.MarkFlagsMutuallyExclusive("back", "manifests")
 	_ = c.RegisterFlagCompletionFunc("to", cobra.FixedCompletions(daemon.Planes(), cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
-func (m *migration) run(ctx context.Context) error {
+func (m *migration) run(ctx context.Context) (err error) {
 	if m.to != "" && !slices.Contains(daemon.Planes(), m.to) {
 		return cli.Misused(fmt.Errorf("--to: %q is none of %s", m.to, strings.Join(daemon.Planes(), ", ")))
 	}
-	s, err := look(ctx, &m.Inspection, m.to)
-	if err != nil {
+	if m.seen, err = look(ctx, &m.Inspection, m.to); err != nil {
 		return err
 	}
 	if m.backward {
-		return m.back(ctx, s)
+		return m.back(ctx)
 	}
-	r := s.report()
+	r := m.seen.report()
 	blocked := r.Count(Blocks) > 0
 	if m.watch == 0 {
 		if err := m.Print(r); err != nil || blocked || !m.forward {
 			return errors.Join(err, cli.Found(blocked))
 		}
-		return m.apply(ctx, s)
+		return m.apply(ctx)
 	}
-	c, err := m.rowsOf(s)
+	c, err := m.rowsConfig()
 	if err != nil {
-		return err
+		return cli.Misused(err)
 	}
 	w, err := watch(ctx, c, m.watch)
 	if err != nil {
@@ -100,17 +100,17 @@ func (m *migration) run(ctx context.Context) error {
 	return errors.Join(m.Print(w), cli.Found(len(w.Contradictions) > 0))
 }
 
-// rowsOf is the configuration by which rows are computed: that of the other proxy, for the objects that are read.
-func (m *migration) rowsOf(s *seen) (*config.Config, error) {
+// rowsConfig is the configuration by which rows are computed: that of the other proxy, for the objects that are read.
+func (m *migration) rowsConfig() (*config.Config, error) {
 	if m.IsOffline() {
-		c, err := m.Flags.Load()
-		return c, cli.Misused(err)
+		return m.Flags.Load()
 	}
-	if s.config == nil {
-		return nil, cli.Misused(errors.New("--watch needs kube-proxy's configuration: name it by --config"))
+	c := m.seen.config
+	if c == nil {
+		return nil, errors.New("--watch needs kube-proxy's configuration: name it by --config")
 	}
 	if own := m.Flags.Lookup("kubeconfig"); own.Changed {
-		s.config.KubeProxy.ClientConnection.Kubeconfig = own.Value.String()
+		c.KubeProxy.ClientConnection.Kubeconfig = own.Value.String()
 	}
-	return s.config, nil
+	return c, nil
 }

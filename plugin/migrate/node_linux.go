@@ -4,15 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"fairlead.dev/fairlead/plugin/answer"
 	"fairlead.dev/fairlead/plugin/ask"
@@ -27,15 +24,12 @@ func findProcess() (pid int, found []string, err error) {
 	}
 	all, err := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range all {
-		text, err := os.ReadFile(dir + "/cmdline")
+		text, _ := os.ReadFile(dir + "/cmdline") // the process may have ended
+		there, _ := os.Readlink(dir + "/ns/net")
+		number, _ := strconv.Atoi(filepath.Base(dir))
 		args := strings.Split(strings.TrimRight(string(text), "\x00"), "\x00")
-		if err != nil || filepath.Base(args[0]) != "kube-proxy" {
-			continue
-		}
-		there, err := os.Readlink(dir + "/ns/net")
-		number, bad := strconv.Atoi(filepath.Base(dir))
 		// A child that kube-proxy has just forked has its name, too.
-		if err == nil && bad == nil && there == here && (pid == 0 || number < pid) {
+		if filepath.Base(args[0]) == "kube-proxy" && there == here && (pid == 0 || number < pid) {
 			pid, found = number, args[1:]
 		}
 	}
@@ -43,19 +37,19 @@ func findProcess() (pid int, found []string, err error) {
 }
 
 // lookAtNode reads what proxies have in the kernel.
-func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) (err error) {
-	var name unix.Utsname
-	if err = unix.Uname(&name); err != nil {
-		return fmt.Errorf("kernel: %w", err)
+func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) error {
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return err
 	}
-	s.Kernel = unix.ByteSliceToString(name.Release[:])
+	s.Kernel = strings.TrimSpace(string(release))
 	var status answer.Status
 	if running := i.Get(ctx, "/status", &status.Report); running == nil {
 		s.Proxy, s.Mode, s.By = "Fairlead", status.Plane, append(s.By, "its control socket")
 		s.configured = cmp.Or(status.Mode, "iptables")
 		return nil // chains named like kube-proxy's may be its own
 	}
-	if _, s.leftovers, err = leftovers(ctx); err != nil {
+	if s.leftovers, err = leftovers(ctx); err != nil {
 		return err
 	}
 	if mode := s.modeFound(); mode != "" && (s.config == nil || mode != string(s.config.KubeProxy.Mode)) {
@@ -66,51 +60,39 @@ func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) (err error) {
 			s.Proxy, s.Mode, s.By = p[1], p[2], append(s.By, "link "+p[0])
 		}
 	}
-	return s.readSchedulers()
-}
-
-// leftovers are kube-proxy's objects in the kernel, as one text, too.
-func leftovers(ctx context.Context) (text string, all []leftover, err error) {
-	t, err := takeover.New(takeover.Config{KeepForward: true})
-	if err != nil {
-		return "", nil, err
-	}
-	defer func() { err = errors.Join(err, t.Close()) }()
-	found, err := t.Find(ctx)
-	for _, l := range found {
-		text += l.String()
-		all = append(all, leftover{l.Backend, l.String(), l.Stays != ""})
-	}
-	return text, all, err
-}
-
-// modeFound is the mode of kube-proxy whose objects the kernel has.
-func (s *seen) modeFound() string {
-	mode := ""
-	for _, l := range s.leftovers {
-		switch {
-		case l.backend == "link" || l.backend == "ipvs":
-			return "ipvs"
-		case l.backend == "nftables":
-			mode = "nftables"
-		case strings.HasPrefix(l.backend, "iptables") && strings.Contains(l.text, " nat)") && mode == "":
-			mode = "iptables"
-		}
-	}
-	return mode
-}
-
-// readSchedulers counts virtual servers by scheduler. Where IPVS is not loaded, there are none.
-func (s *seen) readSchedulers() error {
-	s.schedulers = map[string]int{}
-	text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
-	if errors.Is(err, os.ErrNotExist) {
+	table, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+	if errors.Is(err, os.ErrNotExist) { // IPVS is not loaded
 		return nil
 	}
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(string(table)) {
 		if f := strings.Fields(line); len(f) > 2 && slices.Contains([]string{"TCP", "UDP", "SCTP", "FWM"}, f[0]) {
 			s.schedulers[f[2]]++
 		}
 	}
 	return err
+}
+
+// leftovers are kube-proxy's objects in the kernel.
+func leftovers(ctx context.Context) ([]takeover.Leftover, error) {
+	t, err := takeover.New(takeover.Config{KeepForward: true})
+	if err != nil {
+		return nil, err
+	}
+	found, err := t.Find(ctx)
+	return found, errors.Join(err, t.Close())
+}
+
+// modeFound is the mode of kube-proxy whose objects the kernel has.
+func (s *seen) modeFound() (mode string) {
+	for _, l := range s.leftovers {
+		switch {
+		case l.Backend == "link" || l.Backend == "ipvs":
+			return "ipvs"
+		case l.Backend == "nftables":
+			mode = "nftables"
+		case l.Table == "nat" && mode == "":
+			mode = "iptables"
+		}
+	}
+	return mode
 }

@@ -6,7 +6,7 @@
 //	Services ─► rows ─┐
 //	connections ──────┴─► Watch: what the kernel does and the rows would not
 //
-// The table of differences is differences.go. docs/migrate.md shows it.
+// The table of differences is differences.txt. docs/migrate.md shows it.
 package migrate
 
 import (
@@ -38,22 +38,28 @@ type Finding struct {
 	Objects  []string `json:"objects,omitempty"`
 }
 
+// Severity says what a difference means to a user.
+type Severity string
+
+// The severities.
+const (
+	Blocks  Severity = "blocks"  // Services would not work
+	Changes Severity = "changes" // users may notice
+	Note    Severity = "note"    // good to know
+)
+
 // report judges what was seen.
 func (s *seen) report() *Report {
 	r := &s.Report
 	r.Services, r.Findings = len(s.services), []Finding{}
+	all := s.objects()
 	for _, severity := range []Severity{Blocks, Changes, Note} {
 		for _, d := range differences() {
-			if d.severity != severity || !d.is(r.Mode, r.To) {
-				continue
+			objects, is := all[d.Subject]
+			if is && d.Severity == severity && among(d.from, r.Mode) && among(d.to, r.To) {
+				d.Objects = objects
+				r.Findings = append(r.Findings, d.Finding)
 			}
-			f := Finding{Severity: severity, Subject: d.subject, Text: d.text, Do: d.do}
-			if d.objects != nil {
-				if f.Objects = d.objects(s); len(f.Objects) == 0 {
-					continue
-				}
-			}
-			r.Findings = append(r.Findings, f)
 		}
 	}
 	return r

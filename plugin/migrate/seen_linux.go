@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,17 +25,16 @@ import (
 	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/plugin/ask"
 	"fairlead.dev/fairlead/source/kube"
+	"fairlead.dev/fairlead/takeover"
 )
 
 // ConfigMaps that tell what serves.
 const (
 	kubeProxyConfig = "kube-system/kube-proxy"
 	ciliumConfig    = "kube-system/cilium-config"
-	ciliumReplaces  = "kube-proxy-replacement"
+	istioConfig     = "istio-system/istio"
+	nodeCacheConfig = "kube-system/node-local-dns"
 )
-
-// patience is how long the API server may take to answer.
-const patience = 30 * time.Second
 
 // seen is what was found of the proxy that serves, and of the objects that it serves.
 type seen struct {
@@ -44,23 +42,16 @@ type seen struct {
 	config     *config.Config // nil: not found
 	configured string         // the mode of the Fairlead that runs, which may serve by another
 	invalid    []string       // errors in config
-	warnings   []string       // fields of config without a meaning
 	services   []corev1.Service
 	nodes      []corev1.Node
 	maps       map[string]*corev1.ConfigMap // by namespace/name
-	leftovers  []leftover
+	leftovers  []takeover.Leftover
 	schedulers map[string]int // of virtual servers in the kernel
-}
-
-// leftover is a group of objects of a proxy in the kernel.
-type leftover struct {
-	backend, text string
-	stays         bool
 }
 
 // look reads what there is. Without manifests that is this node.
 func look(ctx context.Context, i *ask.Inspection, to string) (*seen, error) {
-	s := &seen{maps: map[string]*corev1.ConfigMap{}}
+	s := &seen{maps: map[string]*corev1.ConfigMap{}, schedulers: map[string]int{}}
 	s.To = to
 	var err error
 	if i.IsOffline() {
@@ -76,26 +67,24 @@ func look(ctx context.Context, i *ask.Inspection, to string) (*seen, error) {
 		s.askCluster(ctx, i)
 	}
 	if s.config == nil && len(s.invalid) == 0 {
-		s.loadMap()
+		err = s.loadMap()
 	}
-	if !i.IsOffline() {
-		if err := s.lookAtNode(ctx, i); err != nil {
-			return nil, cli.Failed(err)
-		}
+	if err == nil && !i.IsOffline() {
+		err = s.lookAtNode(ctx, i)
 	}
 	s.conclude()
-	return s, nil
+	return s, cli.Failed(err)
 }
 
 // conclude names proxy and mode, and proposes a mode.
 func (s *seen) conclude() {
 	if s.config != nil {
-		s.Node, s.warnings = s.config.KubeProxy.HostnameOverride, s.config.Warnings
+		s.Node = s.config.KubeProxy.HostnameOverride
 		if s.Proxy == "" {
 			s.Proxy, s.Mode = "kube-proxy", string(s.config.KubeProxy.Mode)
 		}
 	}
-	if s.Proxy == "" && len(s.ciliumReplacement()) > 0 {
+	if s.Proxy == "" && s.ciliumReplaces() {
 		s.Proxy, s.Mode, s.By = "Cilium", "cilium", append(s.By, "ConfigMap "+ciliumConfig)
 	}
 	if s.Proxy == "" {
@@ -108,17 +97,16 @@ func (s *seen) conclude() {
 			s.Kernel = n.Status.NodeInfo.KernelVersion
 		}
 	}
-	if s.To == "" {
-		s.To = propose(s.Kernel)
+	if s.To == "" && before(s.Kernel, "5.13") { // as docs/choosing.md has it
+		s.To = "iptables"
 	}
+	s.To = cmp.Or(s.To, "nftables")
 }
 
-// propose is the mode that docs/choosing.md names for a kernel.
-func propose(kernel string) string {
-	if before(kernel, "5.13") {
-		return "iptables"
-	}
-	return "nftables"
+// ciliumReplaces reports whether Cilium serves in place of kube-proxy.
+func (s *seen) ciliumReplaces() bool {
+	m := s.maps[ciliumConfig]
+	return m != nil && slices.Contains([]string{"true", "strict", "partial"}, m.Data["kube-proxy-replacement"])
 }
 
 // before reports whether a kernel is of an earlier release than another one, as far as that is known.
@@ -162,50 +150,35 @@ func (s *seen) findConfig(i *ask.Inspection) error {
 	return err
 }
 
-// load notes what is wrong with a configuration.
-func (s *seen) load(flags *config.Flags) (err error) {
+// load notes what is wrong with a configuration. It fails if there is no file.
+func (s *seen) load(flags *config.Flags) error {
 	c, err := flags.Load()
+	if errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	if err != nil {
 		s.invalid = append(s.invalid, strings.Split(err.Error(), "\n")...)
-		if _, err := os.Stat(flags.Config); flags.Config != "" && err != nil {
-			return err
-		}
-		return nil
 	}
 	s.config = c
 	return nil
 }
 
 // loadMap takes the configuration in kubeadm's ConfigMap.
-func (s *seen) loadMap() {
+func (s *seen) loadMap() error {
 	m := s.maps[kubeProxyConfig]
 	if m == nil {
-		return
+		return nil
 	}
-	s.By = append(s.By, "ConfigMap "+kubeProxyConfig)
 	flags := daemon.NewFlags()
-	flags.Config = filepath.Join(os.TempDir(), "fairlead-migrate-"+rand.Text())
-	err := os.WriteFile(flags.Config, []byte(m.Data["config.conf"]), 0o600)
-	defer os.Remove(flags.Config)
-	if err = errors.Join(err, s.load(flags)); err != nil {
-		s.Unread = append(s.Unread, err.Error())
-	}
-	hide(s.invalid, flags.Config)
-	if s.config != nil {
-		hide(s.config.Warnings, flags.Config)
-	}
-}
-
-// hide replaces the path of a file that is no more.
-func hide(texts []string, path string) {
-	for i, text := range texts {
-		texts[i] = strings.ReplaceAll(text, path, "config.conf")
-	}
+	flags.Config = "ConfigMap " + kubeProxyConfig
+	flags.Read = func(string) ([]byte, error) { return []byte(m.Data["config.conf"]), nil }
+	s.By = append(s.By, flags.Config)
+	return s.load(flags)
 }
 
 // askCluster reads Services and ConfigMaps from the API server of the configuration.
 func (s *seen) askCluster(ctx context.Context, i *ask.Inspection) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	options := kube.ClientOptions{Log: daemon.NewLogs(io.Discard).Logger()}
 	if s.config != nil {
@@ -222,7 +195,7 @@ func (s *seen) askCluster(ctx context.Context, i *ask.Inspection) {
 		s.Unread = append(s.Unread, "Services: "+strings.ReplaceAll(err.Error(), "\n", " "))
 		return
 	}
-	for _, name := range []string{kubeProxyConfig, ciliumConfig, "istio-system/istio", "kube-system/node-local-dns"} {
+	for _, name := range []string{kubeProxyConfig, ciliumConfig, istioConfig, nodeCacheConfig} {
 		namespace, of, _ := strings.Cut(name, "/")
 		if m, err := client.ConfigMap(ctx, namespace, of); err == nil {
 			s.maps[name] = m
@@ -278,11 +251,9 @@ func (s *seen) readObject(text []byte, kind string) (err error) {
 		err = yaml.Unmarshal(text, m)
 		s.maps[m.Namespace+"/"+m.Name] = m
 	default:
-		var errs []error
 		for _, item := range head.Items {
-			errs = append(errs, s.readObject(item, strings.TrimSuffix(head.Kind, "List")))
+			err = errors.Join(err, s.readObject(item, strings.TrimSuffix(head.Kind, "List")))
 		}
-		err = errors.Join(errs...)
 	}
 	return err
 }

@@ -5,8 +5,16 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"fairlead.dev/fairlead/daemon"
+	"fairlead.dev/fairlead/takeover"
 )
 
 var update = flag.Bool("update", false, "write the table of docs/migrate.md anew")
@@ -33,18 +41,76 @@ func TestTable(t *testing.T) {
 }
 
 func rows() string {
-	modes := func(words string) string {
-		others, not := strings.CutPrefix(words, "!")
-		if not {
-			return "all but " + others
-		}
-		return cmp.Or(strings.ReplaceAll(words, " ", ", "), "all")
-	}
 	var text strings.Builder
 	text.WriteString("| severity | from | to | what | what becomes of it | what to do |\n|---|---|---|---|---|---|\n")
 	for _, d := range differences() {
-		fmt.Fprintf(&text, "| %s | %s | %s | %s | %s | %s |\n", d.severity, modes(d.from), modes(d.to),
-			strings.ReplaceAll(d.subject, "*", `\*`), d.text, cmp.Or(d.do, "nothing"))
+		fmt.Fprintf(&text, "| %s | %s | %s | %s | %s | %s |\n", d.Severity, d.from, d.to,
+			strings.ReplaceAll(d.Subject, "*", `\*`), d.Text, cmp.Or(d.Do, "nothing"))
 	}
 	return text.String()
+}
+
+// everything is a node that has all there is.
+func everything(t *testing.T, from, to string) *seen {
+	c, err := daemon.NewFlags().Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, bit, second := &c.KubeProxy, int32(7), metav1.Duration{Duration: time.Second}
+	k.IPTables.MasqueradeBit, k.NFTables.MasqueradeBit, k.Conntrack.MaxPerCore = &bit, &bit, &bit
+	k.IPVS.StrictARP, k.IPVS.ExcludeCIDRs, k.IPVS.TCPTimeout = true, []string{"192.0.2.0/24"}, second
+	if from == "nftables" {
+		k.NodePortAddresses = []string{"primary"}
+	}
+	c.Warnings = []string{"nonsense: ignored"}
+	s := &seen{
+		Report: Report{Mode: from, To: to, Kernel: "5.9.1"}, config: c, invalid: []string{"mode: wrong"},
+		schedulers: map[string]int{"lc": 1, "mh": 1, "rr": 1},
+		maps: map[string]*corev1.ConfigMap{
+			ciliumConfig: {Data: map[string]string{"kube-proxy-replacement": "true"}}, istioConfig: {},
+		},
+		leftovers: []takeover.Leftover{
+			{Backend: "ipvs"}, {Backend: "link"}, {Backend: "nftables"},
+			{What: "chain KUBE-FORWARD", Stays: "closed"}, {What: "chain KUBE-MARK-MASQ", Stays: "used"},
+		},
+		services: []corev1.Service{{Spec: corev1.ServiceSpec{
+			ClusterIP: "wrong", SessionAffinity: "ClientIP", ExternalIPs: []string{"192.0.2.1"}, HealthCheckNodePort: 1,
+			LoadBalancerSourceRanges: []string{"192.0.2.0/24"},
+			Ports:                    []corev1.ServicePort{{Protocol: "UDP", NodePort: 30000}, {Protocol: "SCTP"}},
+		}}},
+	}
+	s.services[0].Annotations = map[string]string{
+		"fairlead.dev/scheduler": "rr", "service.cilium.io/src-ranges-policy": "deny", "service.cilium.io/global": "true",
+		"kube-router.io/service.scheduler": "lc", "kube-router.io/service.local": "", "kube-router.io/service.dsr": "tunnel",
+		"lb.projectcalico.org/external-traffic-strategy": "maglev", "projectcalico.org/natExcludeService": "true",
+		"metallb.io/address-pool": "pool",
+	}
+	return s
+}
+
+// TestReport_each has a node on which each difference is found.
+func TestReport_each(t *testing.T) {
+	first := func(cell string) string {
+		modes := []string{"iptables", "nftables", "ipvs", "ebpf", "userspace", "cilium"}
+		return modes[slices.IndexFunc(modes, func(mode string) bool { return among(cell, mode) })]
+	}
+	for _, d := range differences() {
+		r := everything(t, first(d.from), first(d.to)).report()
+		if !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Subject == d.Subject && f.Text == d.Text }) {
+			t.Errorf("from %s to %s: no %s: %s in\n%s", r.Mode, r.To, d.Subject, d.Text, r)
+		}
+	}
+}
+
+// TestReport_none has one without anything, and words of users that the table has, too.
+func TestReport_none(t *testing.T) {
+	s := &seen{Report: Report{Mode: "ipvs", To: "ebpf", Kernel: "6.12.1"}}
+	s.services = make([]corev1.Service, 1)
+	s.services[0].Name, s.services[0].Spec.ClusterIP = "web", "10.96.0.10"
+	s.services[0].Annotations = map[string]string{
+		"kernel": "", "configuration": "", "service.cilium.io/src-ranges-policy": "allow",
+	}
+	if r := s.report(); len(r.Findings) != 1 || r.Findings[0].Subject != "firewall" {
+		t.Errorf("there are differences:\n%s", r)
+	}
 }

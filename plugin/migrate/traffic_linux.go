@@ -2,12 +2,11 @@ package migrate
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,8 +31,8 @@ const (
 
 // sample is how connections fare on this node.
 type sample struct {
-	answers       map[string]bool // by address, of those that answer
-	begun, failed int             // TCP connections that the kernel has tracked
+	answers       []string // addresses that answer
+	begun, failed int      // TCP connections that the kernel has tracked
 }
 
 func (s sample) share() float64 { return float64(s.failed) / float64(max(s.begun, 1)) }
@@ -41,7 +40,7 @@ func (s sample) share() float64 { return float64(s.failed) / float64(max(s.begun
 // measure connects to addresses, and counts the connections of all clients for a time.
 func (m *migration) measure(ctx context.Context, addresses []string) (all sample, err error) {
 	all.answers = probe(ctx, addresses)
-	if all.begun, all.failed, err = count(ctx, m.check); err != nil {
+	if err := all.count(ctx, m.check); err != nil {
 		return all, err
 	}
 	return all, m.say("checked", fmt.Sprintf("%d of %d addresses answer; %d of %s failed in %s",
@@ -50,12 +49,12 @@ func (m *migration) measure(ctx context.Context, addresses []string) (all sample
 
 // compare fails if connections fare worse than before.
 func (m *migration) compare(ctx context.Context, before sample) error {
-	after, err := m.measure(ctx, slices.Collect(maps.Keys(before.answers)))
+	after, err := m.measure(ctx, before.answers)
 	if err != nil {
 		return err
 	}
-	silent := slices.Sorted(maps.Keys(before.answers))
-	silent = slices.DeleteFunc(silent, func(address string) bool { return after.answers[address] })
+	silent := slices.Clone(before.answers)
+	silent = slices.DeleteFunc(silent, func(address string) bool { return slices.Contains(after.answers, address) })
 	switch {
 	case len(silent) > 0:
 		return fmt.Errorf("%d of %d addresses answered before, and not now: %s", len(silent), len(before.answers),
@@ -67,18 +66,9 @@ func (m *migration) compare(ctx context.Context, before sample) error {
 	return nil
 }
 
-// before measures the addresses that answer until now.
-func (m *migration) before(ctx context.Context, s *seen) (sample, error) {
-	addresses, err := m.addresses(ctx, s)
-	if err != nil {
-		return sample{}, err
-	}
-	return m.measure(ctx, addresses)
-}
-
 // addresses are those with ports of TCP: by the rows of a running Fairlead, or else the ClusterIPs.
-func (m *migration) addresses(ctx context.Context, s *seen) (all []string, err error) {
-	if s.Proxy == "Fairlead" {
+func (m *migration) addresses(ctx context.Context) (all []string, err error) {
+	if m.seen.Proxy == "Fairlead" {
 		var rows []byte
 		rows, err = m.Text(ctx, "/dump")
 		for line := range strings.Lines(string(rows)) {
@@ -88,7 +78,7 @@ func (m *migration) addresses(ctx context.Context, s *seen) (all []string, err e
 			}
 		}
 	}
-	for _, o := range s.services {
+	for _, o := range m.seen.services {
 		for _, p := range o.Spec.Ports {
 			for _, a := range o.Spec.ClusterIPs {
 				if a != corev1.ClusterIPNone && (p.Protocol == corev1.ProtocolTCP || p.Protocol == "") {
@@ -103,75 +93,73 @@ func (m *migration) addresses(ctx context.Context, s *seen) (all []string, err e
 }
 
 // probe finds those of the addresses that answer.
-func probe(ctx context.Context, addresses []string) map[string]bool {
-	var lock sync.Mutex
+func probe(ctx context.Context, addresses []string) []string {
 	var group errgroup.Group
 	group.SetLimit(maxDials)
-	answers := map[string]bool{}
-	for _, address := range addresses {
+	answers := make([]string, len(addresses))
+	for i, address := range addresses {
 		group.Go(func() error {
 			for range probeTries {
 				conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", address)
-				if err != nil {
-					continue
+				if err == nil {
+					answers[i] = address
+					return conn.Close()
 				}
-				lock.Lock()
-				defer lock.Unlock()
-				answers[address] = true
-				return conn.Close()
 			}
 			return nil
 		})
 	}
 	_ = group.Wait()
-	return answers
+	return slices.DeleteFunc(answers, func(address string) bool { return address == "" })
 }
 
 // count watches connections of TCP begin for a time, and tells how many of them have failed. The kernel forgets a
 // connection that is refused at once, and keeps an unanswered one for two minutes.
-func count(ctx context.Context, during time.Duration) (begun, failed int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, during)
-	defer cancel()
-	begins, err := follow(ctx, tracked.Begun)
+func (s *sample) count(ctx context.Context, during time.Duration) error {
+	begins, err := tracked.NewWatch(tracked.Begun)
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
-	ends, err := follow(ctx, tracked.Ended)
+	defer begins.Close()
+	ends, err := tracked.NewWatch(tracked.Ended)
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
+	defer ends.Close()
 	at := map[tracked.Tuple]time.Time{}
-	for ctx.Err() == nil {
-		select {
-		case all := <-begins:
-			for i := range all {
-				if all[i].Protocol == model.TCP && len(at) < 4*maxWaiting {
-					at[tupleOf(&all[i])] = time.Now()
-				}
+	for until := time.Now().Add(during); time.Now().Before(until); {
+		var bad []tracked.Tuple // they are heard of first: then their beginnings are known
+		err := hear(ends, func(f *tracked.Flow) {
+			if f.Status&tracked.Assured == 0 {
+				bad = append(bad, tupleOf(f))
 			}
-		case all := <-ends:
-			for i := range all {
-				if _, ours := at[tupleOf(&all[i])]; ours && all[i].Status&tracked.Assured == 0 {
-					failed++
-				}
+		})
+		err = errors.Join(err, ctx.Err(), hear(begins, func(f *tracked.Flow) {
+			if f.Protocol == model.TCP && len(at) < 4*maxWaiting {
+				at[tupleOf(f)] = time.Now()
 			}
-		case <-ctx.Done():
+		}))
+		if err != nil {
+			return err
+		}
+		for _, t := range bad {
+			if _, ours := at[t]; ours {
+				s.failed++
+			}
 		}
 	}
 	old := time.Now().Add(-time.Second) // until then an answer may be under way
 	conn, err := nfnetlink.Dial()
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
 	defer conn.Close()
 	silent, err := tracked.List(conn, func(f *tracked.Flow) bool {
 		t, ours := at[tupleOf(f)]
 		return ours && f.Attempt() && t.Before(old)
 	}, tracked.Filter{Protocol: model.TCP})
-	if err != nil {
-		return 0, 0, err
-	}
-	return len(at), failed + len(silent), nil
+	s.begun, s.failed = len(at), s.failed+len(silent)
+	return err
 }
 
 func tupleOf(f *tracked.Flow) tracked.Tuple {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -17,7 +18,6 @@ import (
 	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/said"
-	"fairlead.dev/fairlead/service"
 )
 
 const (
@@ -62,14 +62,14 @@ func (w *Watched) String() string {
 	return text.String()
 }
 
-// shadow compares rows with connections. It belongs to one goroutine.
+// shadow compares rows with connections.
 type shadow struct {
 	Watched
 	rows    *daemon.Rows
 	state   *model.State
 	own     []netip.Addr // addresses of this node
 	touched map[any]time.Time
-	waiting []begun
+	waiting []begun               // in the order of their times
 	found   map[Contradiction]int // without Client and Connections; places in Contradictions
 }
 
@@ -79,7 +79,7 @@ type begun struct {
 	at time.Time
 }
 
-// watch compares for a time.
+// watch compares for a time, and then waits until all connections can be judged.
 func watch(ctx context.Context, c *config.Config, during time.Duration) (*Watched, error) {
 	if text, err := os.ReadFile(ipvsTracked); err == nil && strings.TrimSpace(string(text)) == "0" {
 		return nil, errors.New("connection tracking does not see what IPVS does: set net.ipv4.vs.conntrack to 1")
@@ -91,91 +91,59 @@ func watch(ctx context.Context, c *config.Config, during time.Duration) (*Watche
 	defer rows.Close()
 	s := &shadow{rows: rows, touched: map[any]time.Time{}, found: map[Contradiction]int{}}
 	s.Contradictions = []Contradiction{}
-	first, err := rows.Next(ctx)
-	if err != nil {
+	if err := s.update(ctx); err != nil {
 		return nil, err
 	}
-	s.update(first)
 	clear(s.touched) // the kernel has had all of it
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	flows, err := follow(ctx, tracked.Begun)
+	flows, err := tracked.NewWatch(tracked.Begun)
 	if err != nil {
 		return nil, err
 	}
-	batches := stream(ctx, func() (service.Batch, error) { return rows.Next(ctx) })
-	return &s.Watched, s.run(ctx, during, flows, batches)
+	defer flows.Close()
+	start := time.Now()
+	for now := start; now.Sub(start) < during || len(s.waiting) > 0; now = time.Now() {
+		err := hear(flows, func(f *tracked.Flow) {
+			if now.Sub(start) < during {
+				s.begin(f)
+			}
+		})
+		short, cancel := context.WithTimeout(ctx, time.Millisecond)
+		err = errors.Join(err, s.update(short), ctx.Err())
+		cancel()
+		if err != nil {
+			return nil, err
+		}
+		s.judge()
+	}
+	s.For, s.Rows = time.Since(start), s.state.Rows()
+	return &s.Watched, nil
 }
 
-// run takes in connections for a time, and then waits until all can be judged.
-func (s *shadow) run(
-	ctx context.Context, during time.Duration, flows <-chan []tracked.Flow, batches <-chan service.Batch,
-) error {
-	start, end := time.Now(), time.After(during)
-	judged := time.NewTicker(settle / 5)
-	defer judged.Stop()
-	defer func() { s.For, s.Rows = time.Since(start), s.state.Rows() }()
-	for flows != nil || len(s.waiting) > 0 {
-		select {
-		case all := <-flows:
-			for i := range all {
-				s.begin(&all[i])
-			}
-		case b := <-batches:
-			s.update(b)
-		case <-judged.C:
-			s.judge()
-		case <-end:
-			flows = nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+// hear waits for a while, and tells which connections there were. Those that come faster than they are read are left
+// out.
+func hear(w *tracked.Watch, f func(*tracked.Flow)) error {
+	if err := w.Next(f); !errors.Is(err, tracked.ErrMissed) {
+		return err
 	}
 	return nil
 }
 
-// follow tells connections until ctx ends. Those that come faster than they are read are left out.
-func follow(ctx context.Context, event tracked.Event) (<-chan []tracked.Flow, error) {
-	w, err := tracked.NewWatch(event)
-	if err != nil {
-		return nil, err
+// update waits for a change of the cluster, until the deadline if there is one.
+func (s *shadow) update(ctx context.Context) error {
+	b, err := s.rows.Next(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil
 	}
-	context.AfterFunc(ctx, func() { _ = w.Close() })
-	return stream(ctx, func() (all []tracked.Flow, err error) {
-		err = w.Next(func(f *tracked.Flow) { all = append(all, *f) })
-		if errors.Is(err, tracked.ErrMissed) {
-			err = nil
-		}
-		return all, err
-	}), nil
-}
-
-// stream passes on what next returns, until that fails or ctx ends.
-func stream[T any](ctx context.Context, next func() (T, error)) <-chan T {
-	values := make(chan T)
-	go func() {
-		for ctx.Err() == nil {
-			v, err := next()
-			if err != nil {
-				return
-			}
-			select {
-			case values <- v:
-			case <-ctx.Done():
-			}
-		}
-	}()
-	return values
-}
-
-// update takes in what has changed in the cluster.
-func (s *shadow) update(b service.Batch) {
+	if err != nil {
+		return err
+	}
 	if b.Addrs != nil {
 		s.own = b.Addrs
 	}
 	var change model.Change
 	s.state, change, _ = s.rows.Table.Update(b)
 	now := time.Now()
+	maps.DeleteFunc(s.touched, func(_ any, at time.Time) bool { return now.Sub(at) > 3*settle })
 	for key := range change.Frontends.Keys() {
 		key.Scope = model.Any
 		s.touched[key] = now
@@ -183,6 +151,7 @@ func (s *shadow) update(b service.Batch) {
 	for id := range change.Pools.Keys() {
 		s.touched[id] = now
 	}
+	return nil
 }
 
 // begin judges a connection that has begun, if it is not against the rows now.
@@ -200,27 +169,19 @@ func (s *shadow) begin(f *tracked.Flow) {
 
 // judge notes those that are against the rows, and have been for long enough.
 func (s *shadow) judge() {
-	now := time.Now()
-	s.waiting = slices.DeleteFunc(s.waiting, func(f begun) bool {
-		if now.Sub(f.at) < settle {
-			return false
-		}
+	for len(s.waiting) > 0 && time.Since(s.waiting[0].at) >= settle {
+		f := s.waiting[0]
+		s.waiting = s.waiting[1:]
 		d, what := s.against(&f.Flow)
-		key := keyOf(&f.Flow)
+		key := model.Key{Addr: f.To.Addr(), Port: f.To.Port(), Protocol: f.Protocol}
 		if what == "" || s.changed(key, f.at) || s.changed(d.Pool, f.at) {
 			s.Unjudged++
-			return true
+			continue
 		}
 		s.note(Contradiction{
 			Service: s.state.Frontends[d.Key].Service, Address: key.AddrPort().String() + "/" + f.Protocol.String(),
 			Backend: f.Answers.String(), What: what,
 		}, f.From)
-		return true
-	})
-	for key, at := range s.touched {
-		if now.Sub(at) > 3*settle {
-			delete(s.touched, key)
-		}
 	}
 }
 
@@ -230,20 +191,16 @@ func (s *shadow) changed(key any, about time.Time) bool {
 
 func (s *shadow) note(c Contradiction, client netip.AddrPort) {
 	i, known := s.found[c]
-	switch {
-	case !known && len(s.found) == maxWaiting:
+	if !known && len(s.found) == maxWaiting {
 		s.Unjudged++
 		return
-	case !known:
+	}
+	if !known {
 		i = len(s.Contradictions)
 		s.found[c], c.Client = i, client.Addr().String()
 		s.Contradictions = append(s.Contradictions, c)
 	}
 	s.Contradictions[i].Connections++
-}
-
-func keyOf(f *tracked.Flow) model.Key {
-	return model.Key{Addr: f.To.Addr(), Port: f.To.Port(), Protocol: f.Protocol}
 }
 
 // against says what the rows have against what the kernel does with a connection; empty: nothing.
@@ -268,7 +225,7 @@ func (s *shadow) against(f *tracked.Flow) (d model.Decision, what string) {
 // differs compares a decision with that of the kernel. A packet whose destination is not translated has reached no
 // backend: whether it was refused, connection tracking does not tell.
 func (s *shadow) differs(d model.Decision, f *tracked.Flow) string {
-	translated := f.To != f.Answers
+	translated, port := f.To != f.Answers, f.To.Port()
 	switch {
 	case d.Verdict == model.Forward && !translated:
 		return "the rows send it to a backend"
@@ -283,11 +240,8 @@ func (s *shadow) differs(d model.Decision, f *tracked.Flow) string {
 		return "the rows refuse it"
 	case d.Verdict == model.Drop:
 		return "the rows drop it"
-	case !slices.Contains(s.own, f.To.Addr()) || nodePort(f.To.Port()): // else it may be a hostPort
+	case !slices.Contains(s.own, f.To.Addr()) || port >= 30000 && port <= 32767: // a NodePort; others may be hostPorts
 		return "the rows have no such Service"
 	}
 	return ""
 }
-
-// nodePort reports whether it is in the range that an API server uses by default.
-func nodePort(port uint16) bool { return 30000 <= port && port <= 32767 }

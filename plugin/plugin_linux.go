@@ -12,9 +12,12 @@ import (
 	"fairlead.dev/fairlead/internal/cli"
 	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/plugin/ask"
+	"fairlead.dev/fairlead/plugin/migrate"
 	"fairlead.dev/fairlead/plugin/trace"
 	"fairlead.dev/fairlead/service"
 )
+
+func migrateCommand() *cobra.Command { return migrate.Command() }
 
 func traceCommand() *cobra.Command {
 	var q serviceQuestion
