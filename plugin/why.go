@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -211,14 +212,21 @@ func (q *serviceQuestion) ownDrift(ctx context.Context, name string, all []datap
 			marks = append(marks, a.At)
 		}
 	}
-	for _, mark := range append(marks, name) {
+	return firstOf(all, append(marks, name)), nil
+}
+
+// firstOf is the first difference that has one of some addresses or names as a whole; empty: none has. Other names and
+// ports may begin or end in the same way.
+func firstOf(all []dataplane.Drift, marks []string) string {
+	for _, mark := range marks {
+		whole := regexp.MustCompile(`(^|[^\w.-])` + regexp.QuoteMeta(mark) + `($|[^\w.-])`)
 		for _, d := range all {
-			if strings.Contains(d.String(), mark) {
-				return d.String(), nil
+			if text := d.String(); whole.MatchString(text) {
+				return text
 			}
 		}
 	}
-	return "", nil
+	return ""
 }
 
 // checkKernel asks whether the kernel holds the rows of the Service.
