@@ -97,7 +97,8 @@ const (
 	allAddresses       = "all"
 	loopback4          = "127.0.0.0/8"
 	loopback6          = "::1/128"
-	noAddress4         = "127.0.0.0/32" // a range that no node has an address in
+	// NoAddress4 is a range that no node has an address in.
+	NoAddress4 = "127.0.0.0/32"
 )
 
 func nodePortWords() []string { return []string{primaryAddresses, localhostAddresses, allAddresses} }
@@ -126,7 +127,7 @@ func (c *Config) iptablesNodePorts() (addresses []string) {
 		return append(addresses, loopback4)
 	}
 	if localhost {
-		return append(addresses, noAddress4) // or else IPv4 would be open everywhere if there is nothing else
+		return append(addresses, NoAddress4) // or else IPv4 would be open everywhere if there is nothing else
 	}
 	return addresses
 }

@@ -48,5 +48,5 @@ func prepare(c *config.Config, s planeSettings, l *Logs) error {
 // mean it.
 func meansLocalhost(text string) bool {
 	p, err := netip.ParsePrefix(text)
-	return text == "localhost" || err == nil && p.Addr().Is4() && p.Addr().IsLoopback()
+	return text == "localhost" || text != config.NoAddress4 && err == nil && p.Addr().Is4() && p.Addr().IsLoopback()
 }

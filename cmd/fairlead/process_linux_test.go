@@ -92,12 +92,18 @@ func TestKubeProxy_initOnly(t *testing.T) {
 		t.Errorf("rules, though nothing should be programmed:\n%s", rules)
 	}
 	// Nothing is left to do, and so nothing is said.
-	if out := w.runs("kube-proxy", "--init-only"+settings, 0); strings.Contains(out, "msg=set ") {
+	if out := w.runs("kube-proxy", "--init-only"+settings, 0); strings.Contains(out, "changed a kernel setting") {
 		t.Errorf("the second time:\n%s", out)
 	}
 	// The number of connections is the machine's, which a namespace cannot change.
 	w.runs("kube-proxy", "--init-only --conntrack-max-per-core 1 --conntrack-min 912345", 1,
 		"cannot set nf_conntrack_max to 912345", "conntrack.maxPerCore: 0")
+	const localnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
+	w.on(testbed.Node, "sh", "-c", "echo 0 >"+localnet)
+	w.runs("kube-proxy", "--init-only --proxy-mode iptables --iptables-localhost-nodeports=false --conntrack-max-per-core 0", 0)
+	if got := w.on(testbed.Node, "cat", localnet); strings.TrimSpace(got) != "0" {
+		t.Errorf("without NodePorts on 127.0.0.1 route_localnet is %s", got)
+	}
 }
 
 // openWorld makes a world whose manifests, and the program, other users may read: t.TempDir is root's.
