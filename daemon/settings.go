@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"fairlead.dev/fairlead/config"
 	"fairlead.dev/fairlead/engine"
@@ -17,13 +18,17 @@ import (
 
 // The functions of this file translate the configuration into the settings of the packages that it concerns.
 
+// machineName is asked for once. The kubelet's node keeps its name, too, when the machine gets another one: there is no
+// Node of that name.
+var machineName = sync.OnceValues(os.Hostname) //nolint:gochecknoglobals // it does not change
+
 // nodeName is the name of this node: the configured one, or else the machine's, in lower case, as
 // kube-proxy and kubelet write it.
 func nodeName(c *config.Config) (string, error) {
 	name := c.KubeProxy.HostnameOverride
 	if name == "" {
 		var err error
-		if name, err = os.Hostname(); err != nil {
+		if name, err = machineName(); err != nil {
 			return "", fmt.Errorf("hostnameOverride (--hostname-override) is not set, and the machine has no name: %w", err)
 		}
 	}
