@@ -1,9 +1,13 @@
 package main
 
 import (
+	"net"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"fairlead.dev/fairlead/lab/testbed"
 )
@@ -75,7 +79,42 @@ func (w *world) traces(plane string) {
 		if strings.Contains(string(out), "fairlead-trace") {
 			w.Errorf("a table is left:\n%s", out)
 		}
+		w.tracesBesideOthers()
 	}
+}
+
+// tracesBesideOthers sends a packet while another program has others traced all the time.
+func (w *world) tracesBesideOthers() {
+	w.Helper()
+	nft := func(words string) {
+		w.Helper()
+		if out, err := w.bed.Command(w.Context(), testbed.Node, "nft", words).CombinedOutput(); err != nil {
+			w.Fatalf("nft %s: %v %s", words, err, out)
+		}
+	}
+	nft("table ip others { chain output { type filter hook output priority -320; udp dport 9 meta nftrace set 1; }; }")
+	defer nft("delete table ip others")
+	var conn net.Conn
+	err := w.bed.Do(testbed.Node, func() (err error) { conn, err = net.Dial("udp", "192.0.2.1:9"); return err })
+	if err != nil {
+		w.Fatal(err)
+	}
+	const packets = 20_000
+	var noise sync.WaitGroup
+	var sent atomic.Int64
+	noise.Go(func() {
+		for next := time.NewTicker(time.Millisecond); sent.Load() < packets; sent.Add(1) {
+			<-next.C
+			_, _ = conn.Write([]byte{0}) // nobody listens
+		}
+	})
+	status, out := w.ask("trace", "node", "svc/default/web")
+	if status != 0 || strings.Contains(out, "table ip others") || !strings.Contains(out, "table ip fairlead") || sent.Load() >= packets {
+		w.Errorf("beside %d traced packets of others: exit status %d\n%s", sent.Load(), status, out)
+	}
+	sent.Store(packets)
+	noise.Wait()
+	_ = conn.Close()
 }
 
 // misled has rules of another program in the way.

@@ -86,9 +86,12 @@ func (r *rules) steps(a *Answer) {
 	if r == nil {
 		return
 	}
-	const pause = 50 * time.Millisecond // in which nothing more comes
+	const (
+		pause = 50 * time.Millisecond // in which nothing more comes
+		most  = time.Second           // where others have packets traced all the time
+	)
 	room, first := make([]byte, 1<<16), uint32(0)
-	for {
+	for end := time.Now().Add(most); time.Now().Before(end); {
 		_ = r.events.SetReadDeadline(time.Now().Add(pause))
 		n, err := r.events.Read(room)
 		if err != nil {
@@ -100,11 +103,11 @@ func (r *rules) steps(a *Answer) {
 			}
 			attrs := m.Data[4:]
 			id := nfnetlink.Uint32(attrs, unix.NFTA_TRACE_ID)
-			if first == 0 {
-				first = id
-			}
 			at := place{m.Data[0], nfnetlink.Text(attrs, unix.NFTA_TRACE_TABLE), nfnetlink.Text(attrs, unix.NFTA_TRACE_CHAIN),
 				nfnetlink.Uint64(attrs, unix.NFTA_TRACE_RULE_HANDLE)}
+			if first == 0 && at.table == tableName { // our rule is the first that the packet meets
+				first = id
+			}
 			kind := nfnetlink.Uint32(attrs, unix.NFTA_TRACE_TYPE)
 			if id == first && at.table != tableName && kind == unix.NFT_TRACETYPE_RULE && at.handle != 0 { // 0: the end
 				a.step("nft", "%s: %s", r.rule(at), verdictText(nfnetlink.Attribute(attrs, unix.NFTA_TRACE_VERDICT)))
