@@ -61,6 +61,21 @@ func TestPackages(t *testing.T) {
 	}
 }
 
+// TestUnits: systemd gives up a unit that fails to start five times in ten seconds, as with a file that is corrected
+// later, unless the unit says otherwise.
+func TestUnits(t *testing.T) {
+	units, err := filepath.Glob("package/*.service")
+	if err != nil || len(units) != 2 {
+		t.Fatal(units, err)
+	}
+	for _, unit := range units {
+		text := read(t, unit)
+		if !strings.Contains(text, "\nRestart=always\n") || !strings.Contains(text, "\nStartLimitIntervalSec=0\n") {
+			t.Errorf("%s does not restart without end:\n%s", unit, text)
+		}
+	}
+}
+
 func (p packaged) test(t *testing.T) {
 	before := p.files(t)
 	bed := newBed(t)
