@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 
@@ -146,6 +147,7 @@ var ErrEnded = errors.New("the proxy has ended")
 // It ends with the answer, or if text fails or says that a line is the last.
 func PrintLines[T any](i *Inspection, answer io.Reader, text func(T) (line string, last bool, err error)) error {
 	lines := bufio.NewScanner(answer)
+	lines.Buffer(nil, math.MaxInt) // an error may name very many rows
 	for lines.Scan() {
 		var v T
 		if err := decode(lines.Bytes(), &v); err != nil {
