@@ -106,11 +106,14 @@ func (k *cluster) connect() (err error) {
 	return cli.Failed(err)
 }
 
-// namespace is the one that kubectl would use.
-func (k *cluster) namespace() (string, error) {
+// named is the name of a Service with its namespace: if it has none, the one that kubectl would use.
+func (k *cluster) named(service string) (string, error) {
+	if strings.Contains(service, "/") {
+		return service, nil
+	}
 	loaded := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(k.loading, &k.overrides)
 	namespace, _, err := loaded.Namespace()
-	return namespace, cli.Misused(err)
+	return namespace + "/" + service, cli.Misused(err)
 }
 
 // exec runs a command of the agent's program in the agent's pod. The error has its exit status.

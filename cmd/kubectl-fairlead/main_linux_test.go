@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/testbed"
@@ -156,6 +157,24 @@ func (w *world) kubectl(u kubernetes.User, words ...string) (status int, out str
 	return c.ProcessState.ExitCode(), string(text)
 }
 
+// inNamespace is a kubeconfig whose user works in a namespace.
+func (w *world) inNamespace(name string) string {
+	w.Helper()
+	path, err := w.plane.Kubeconfig(w.TempDir(), kubernetes.Admin())
+	if err != nil {
+		w.Fatal(err)
+	}
+	config, err := clientcmd.LoadFromFile(path)
+	if err == nil {
+		config.Contexts[config.CurrentContext].Namespace = name
+		err = clientcmd.WriteToFile(*config, path)
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	return path
+}
+
 // says expects an exit status, and texts in what is printed, in order.
 func (w *world) says(status int, texts []string, words ...string) {
 	w.Helper()
@@ -186,6 +205,7 @@ func TestPlugin(t *testing.T) {
 	w.says(0, []string{"node: default/web: it works from this node", "node-b: default/web: it works from this node"}, "why", "web")
 	w.says(1, []string{"node: other/web: other/web: the proxy has no such Service", "node-b: other/web"}, "why", "web", "-n", "other")
 	w.says(0, []string{"default/web", "2 ready"}, "services", "--node", "node-b")
+	w.says(1, []string{"other/web: the proxy has no such Service"}, "services", "web", "--node", "node-b", "--kubeconfig", w.inNamespace("other"))
 	w.says(0, []string{"Service default/web answers"}, "explain", "--node", "node", "node", "svc/default/web")
 	w.says(0, []string{": no difference"}, "audit", "--node", "node")
 	w.says(1, []string{"drop"}, "explain", "--node", "node", "node", "10.96.0.99:80")

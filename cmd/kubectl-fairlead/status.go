@@ -106,6 +106,11 @@ func passCommand(k *cluster, use, short string, args cobra.PositionalArgs) *cobr
 		if len(agents) > 1 {
 			return cli.Misused(fmt.Errorf("name one --node of %s", names(agents)))
 		}
+		if name == "services" && len(args) > 0 {
+			if args[0], err = k.named(args[0]); err != nil {
+				return err
+			}
+		}
 		words := append([]string{name, "-o", o.Output}, args...)
 		if at := c.Flags().Lookup("interface"); at != nil && at.Changed {
 			words = append(words, "--interface", at.Value.String())

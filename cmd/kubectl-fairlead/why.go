@@ -40,12 +40,8 @@ func (k *cluster) why(ctx context.Context, o cli.Format, name string) error {
 	if err != nil {
 		return err
 	}
-	if !strings.Contains(name, "/") {
-		namespace, err := k.namespace()
-		if err != nil {
-			return err
-		}
-		name = namespace + "/" + name
+	if name, err = k.named(name); err != nil {
+		return err
 	}
 	all := each(agents, func(a agent) nodeFindings {
 		ctx, cancel := context.WithTimeout(ctx, patience)
