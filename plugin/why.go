@@ -96,7 +96,8 @@ func (q *serviceQuestion) checkProxy(ctx context.Context, f *answer.Findings) er
 		f.Fail("fairlead status, and the log of the proxy", "the proxy is not healthy: %s",
 			strings.TrimPrefix(r.Health(), "no: "))
 	case r.Failures > 0:
-		f.Warn("fairlead status", "the kernel has refused rows %s in a row: %s", said.Count(r.Failures, "time"), r.Error)
+		f.Warn("fairlead status", "the kernel has refused rows %s in a row: %s", said.Count(r.Failures, "time"),
+			r.BriefError())
 	default:
 		f.OK("the proxy follows the cluster, by data plane %s", r.PlaneText())
 	}

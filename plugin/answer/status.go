@@ -142,8 +142,11 @@ func (r Status) failures() string {
 	if r.Failures == 0 {
 		return "none"
 	}
-	return fmt.Sprintf("%d in a row: %s", r.Failures, r.Error)
+	return fmt.Sprintf("%d in a row: %s", r.Failures, strings.ReplaceAll(r.Error, "\n", "\n\t"))
 }
+
+// BriefError is what failed, in one line: an error may have a line for each of very many rows.
+func (r Status) BriefError() string { return strings.ReplaceAll(said.Brief(r.Error), "\n", "; ") }
 
 // problems has a line for each, below each other.
 func (r Status) problems() string {
@@ -196,7 +199,7 @@ func (r Status) Alarms() (texts []string) {
 	}{
 		{!r.Healthy, "healthy: ", r.Health()},
 		{!r.NodeEligible, "node ", r.node()},
-		{r.Failures > 0, "failures: ", r.failures()},
+		{r.Failures > 0, "failures: ", fmt.Sprintf("%d in a row: %s", r.Failures, r.BriefError())},
 		{r.Undone != nil, "rules undone ", r.undone()},
 		{r.ConfigurationRefused != "", "configuration ", r.configuration()},
 	} {
