@@ -51,8 +51,8 @@ func (i *inspection) pass(ctx context.Context, path string) error {
 		path += "?format=json"
 	}
 	text, err := i.Text(ctx, path)
-	_, _ = os.Stdout.Write(text)
-	return err
+	_, failure := os.Stdout.Write(text)
+	return cli.Failed(errors.Join(err, failure))
 }
 
 func (i *inspection) dump(ctx context.Context) error {

@@ -144,8 +144,8 @@ func (q *serviceQuestion) list(ctx context.Context, args []string) error {
 		return cli.PrintJSON(all)
 	case q.Output == "yaml":
 		text, err := yaml.Marshal(all)
-		_, _ = os.Stdout.Write(text)
-		return cli.Failed(err)
+		_, failure := os.Stdout.Write(text)
+		return cli.Failed(errors.Join(err, failure))
 	}
 	rows := [][]string{{"SERVICE", "PORT", "ADDRESSES", "ENDPOINTS", "CONNECTIONS", "LAST CHANGE"}}
 	for _, s := range all.Services {

@@ -40,7 +40,9 @@ func printConfig(flags *config.Flags) error {
 		if i > 0 {
 			fmt.Println("---")
 		}
-		fmt.Print(string(text))
+		if _, err := fmt.Print(string(text)); err != nil {
+			return cli.Failed(err)
+		}
 	}
 	for _, w := range c.Warnings {
 		fmt.Fprintln(os.Stderr, "warning:", w)
@@ -55,8 +57,8 @@ func schemaCommand() *cobra.Command {
 		ValidArgs: []string{config.KubeProxyKind, config.FairleadKind},
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		RunE: func(_ *cobra.Command, args []string) error {
-			fmt.Print(string(config.Schema(args[0])))
-			return nil
+			_, err := fmt.Print(string(config.Schema(args[0])))
+			return cli.Failed(err)
 		},
 	}
 }

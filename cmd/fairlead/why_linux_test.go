@@ -57,6 +57,25 @@ func TestServices(t *testing.T) {
 	w.says(2, []string{"there is no Service shop/cart here"}, "explain", "node", "svc/shop/cart:http")
 }
 
+// TestOutput_full: what cannot be written is a failure, as of "fairlead dump >rows.txt" on a disk that is full.
+func TestOutput_full(t *testing.T) {
+	w := newWorld(t)
+	w.start("--proxy-mode", "userspace")
+	w.reaches("pod-a")
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, words := range []string{"dump", "status", "services", "services -o yaml", "audit", "config"} {
+		c := w.command(append(strings.Fields(words), "--control-socket", w.socket)...)
+		c.Stdout = full
+		if err := c.Run(); c.ProcessState.ExitCode() != 1 {
+			t.Errorf("%s: %v, not exit status 1", words, err)
+		}
+	}
+}
+
 // TestServices_counters: mode nftables counts connections of ports by itself, and of backends if it is told to.
 func TestServices_counters(t *testing.T) {
 	for _, args := range [][]string{nil, {"--counters", "backends"}} {

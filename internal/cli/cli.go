@@ -163,8 +163,8 @@ func Print(output string, v fmt.Stringer) error {
 	if output == "json" {
 		return PrintJSON(v)
 	}
-	fmt.Print(v)
-	return nil
+	_, err := fmt.Print(v)
+	return Failed(err)
 }
 
 // PrintTable writes rows of cells in columns.
