@@ -162,16 +162,16 @@ func (q *serviceQuestion) watch(ctx context.Context, args []string) error {
 	printed := map[string]string{}
 	next := time.NewTicker(watchEvery)
 	defer next.Stop()
-	for {
-		about := q.about(args)
-		if q.Output == "wide" {
-			about.Set("endpoints", "1")
+	for known := false; ; {
+		all, err := q.some(ctx, args, q.Output == "wide")
+		if known && errors.Is(err, errUnknown) { // it is gone, and may come again
+			err = nil
 		}
-		all, err := q.services(ctx, about)
 		if err != nil && ctx.Err() == nil {
 			return err
 		}
 		if err == nil {
+			known = true
 			q.printChanges(all, q.Output == "wide" || len(args) > 0, printed)
 		}
 		select {

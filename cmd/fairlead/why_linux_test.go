@@ -49,6 +49,7 @@ func TestServices(t *testing.T) {
 	w.says(0, []string{"default/web", a, b, "in TIME"}, "probe", "web")
 	w.says(0, []string{"default/web: it works from this node", "counted"}, "why", "default/web")
 	w.says(1, []string{"default/nothing: the proxy has no such Service"}, "services", "nothing")
+	w.says(1, []string{"default/nothing: the proxy has no such Service"}, "services", "nothing", "--watch")
 	w.says(2, []string{"none of text, json, wide, yaml"}, "services", "-o", "xml")
 	w.says(0, []string{"Service default/web answers, from one of 2 backends."},
 		"explain", "node", "svc/default/web")
