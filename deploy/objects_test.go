@@ -63,6 +63,16 @@ func TestChart_objects(t *testing.T) {
 	}
 }
 
+// TestChart_monitored: Prometheus reaches the metrics of nodes that have IPv6 only.
+func TestChart_monitored(t *testing.T) {
+	for address, want := range map[string]string{"": "0.0.0.0:10249", "192.0.2.1": "0.0.0.0:10249", "::": "'[::]:10249'"} {
+		out := template(t, "--set", "podMonitor.enabled=true,config.bindAddress="+address)
+		if !strings.Contains(out, "metricsBindAddress: "+want+"\n") {
+			t.Errorf("with bindAddress %q there is no %s:\n%s", address, want, out)
+		}
+	}
+}
+
 func TestKustomize_objects(t *testing.T) {
 	const rights = "Role fairlead, RoleBinding fairlead, ServiceAccount fairlead, " +
 		"ValidatingAdmissionPolicy fairlead, ValidatingAdmissionPolicyBinding fairlead"

@@ -81,7 +81,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $own := dict "apiVersion" "kubeproxy.config.k8s.io/v1alpha1" "kind" "KubeProxyConfiguration" "mode" "nftables" -}}
 {{- $own = set $own "clientConnection" (dict "kubeconfig" "/var/lib/kube-proxy/kubeconfig.conf") -}}
 {{- if .Values.podMonitor.enabled -}}
-{{- $own = set $own "metricsBindAddress" (printf "0.0.0.0:%v" .Values.metricsPort) -}}
+{{- /* 0.0.0.0 has no addresses of IPv6, which may be all that the pods have. */ -}}
+{{- $all := ternary "[::]" "0.0.0.0" (contains ":" (get .Values.config "bindAddress")) -}}
+{{- $own = set $own "metricsBindAddress" (printf "%s:%v" $all .Values.metricsPort) -}}
 {{- end -}}
 {{- /* The kubelet gives pods of this priority the score -997, below which nobody without CAP_SYS_RESOURCE gets. */ -}}
 {{- $own = set $own "oomScoreAdj" -997 -}}
