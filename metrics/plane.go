@@ -44,10 +44,10 @@ func newPlane(s *registry) plane {
 	}
 }
 
-// collect asks the plane, between two batches, if the engine answers in time.
+// collect asks the plane, between two batches. If the engine does not answer in time, it tells what it heard last.
 func (p *plane) collect(ctx context.Context, e Engine, to series) {
 	c, err := p.ask(ctx, e)
-	if err != nil {
+	if err != nil && !c.Connections { // nothing was counted yet
 		return
 	}
 	p.add(c.Served)
@@ -106,7 +106,7 @@ func refusedWhy(all []dataplane.Refused) map[why]uint64 {
 const share = 100
 
 // ask asks the plane. Of a large plane it gives the last answer again for some time, as the engine does nothing else
-// meanwhile.
+// meanwhile. Beside an error there is the last answer, too.
 func (p *plane) ask(ctx context.Context, e Engine) (dataplane.Counters, error) {
 	if time.Now().Before(p.again) {
 		return p.last, nil
@@ -122,7 +122,7 @@ func (p *plane) ask(ctx context.Context, e Engine) (dataplane.Counters, error) {
 	if err == nil {
 		p.last, p.again = c, time.Now().Add(share*took)
 	}
-	return c, err
+	return p.last, err
 }
 
 // add adds what was counted since the last time.

@@ -48,6 +48,20 @@ func seriesOf(text, name string) []string {
 	return lines
 }
 
+// TestServed_busy: what was counted is not gone while the engine is busy.
+func TestServed_busy(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		m := metrics.New(metrics.Options{})
+		m.Follow(counting{still{stateOf(1)}, &[]uint64{5}})
+		before := seriesOf(scrape(t, m.Own()), "fairlead_served_connections_total")
+		m.Follow(busy{})
+		after := seriesOf(scrape(t, m.Own()), "fairlead_served_connections_total")
+		if len(before) != 1 || !slices.Equal(before, after) {
+			t.Errorf("before %v, after %v", before, after)
+		}
+	})
+}
+
 // TestTop: the number of series is bounded, and nothing that was counted is lost or counted twice.
 func TestTop(t *testing.T) {
 	connections := make([]uint64, 100)
