@@ -105,7 +105,7 @@ func (w *world) tracesBesideOthers() {
 	noise.Go(func() {
 		for next := time.NewTicker(time.Millisecond); sent.Load() < packets; sent.Add(1) {
 			<-next.C
-			_, _ = conn.Write([]byte{0}) // nobody listens
+			_, _ = conn.Write([]byte{0}) // no socket listens
 		}
 	})
 	status, out := w.ask("trace", "node", "svc/default/web")
