@@ -125,7 +125,7 @@ func (e *Events) reference(ctx context.Context, object string) (corev1.ObjectRef
 // kube-proxy's cluster role allows list, but not get.
 func (e *Events) findUID(ctx context.Context, resource schema.GroupVersionResource, r *corev1.ObjectReference) error {
 	if s := e.seen.Load(); s != nil {
-		r.UID = s.badUID(resource.Resource, service.Name{Namespace: r.Namespace, Name: r.Name})
+		r.UID, _ = s.identity(resource.Resource, service.Name{Namespace: r.Namespace, Name: r.Name})
 	}
 	if r.UID != "" {
 		return nil
@@ -135,6 +135,19 @@ func (e *Events) findUID(ctx context.Context, resource schema.GroupVersionResour
 		return apierrors.NewNotFound(resource.GroupResource(), r.Name) // it is gone
 	}
 	return err
+}
+
+// identity is Source.identity of what an Event regards.
+func (e *Events) identity(object string) (uid types.UID, created int64) {
+	kind, whole, _ := strings.Cut(object, " ")
+	namespace, name, namespaced := strings.Cut(whole, "/")
+	if !namespaced {
+		namespace, name = "", whole
+	}
+	if s := e.seen.Load(); s != nil {
+		return s.identity(strings.ToLower(kind)+"s", service.Name{Namespace: namespace, Name: name})
+	}
+	return "", 0
 }
 
 // uidOf is the UID of an object; empty: there is none.

@@ -15,6 +15,7 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
@@ -49,6 +50,9 @@ type Event struct {
 	Message string
 	// Everywhere: each node finds the same, so that a few speak for all.
 	Everywhere bool
+
+	uid     types.UID // with which Source.identity tells Object from an earlier one, when it is the Event's turn
+	created int64
 }
 
 // Events writes Events to the API server, as events.k8s.io/v1, without ever delaying the caller.
@@ -161,6 +165,7 @@ func (e *Events) next() bool {
 	case t.ripe:
 		e.say(t.event)
 	default:
+		t.event.uid, t.event.created = e.identity(t.event.Object)
 		e.handle(t.event)
 	}
 	return true

@@ -322,3 +322,40 @@ func TestEvents_badObject(t *testing.T) {
 		}
 	}
 }
+
+// An object that comes in place of another one has its own Events, and not those of each version again.
+func TestEvents_successor(t *testing.T) {
+	t.Parallel()
+	server := cluster(t)
+	bad, other := aService("bad", "no address"), aService("other", "10.96.0.9")
+	bad.UID = "1"
+	server.put(bad, other)
+	events := server.takeEvents()
+	client := server.client(nil)
+	client.timing.series = time.Hour
+	source := open(t, client)
+	expect(t, source, "cidr 10.96.0.0/16\nnode n1 [192.0.2.1]\nproblem Service default/bad spec.clusterIPs[0]\n"+
+		"service default/bad []\nservice default/other [10.96.0.9]\nservice default/web [10.96.0.1]\n"+
+		"slice default/web-1 10.0.0.1 10.0.0.2")
+	server.watched()
+	e := client.Events("n1", "kube-proxy")
+	defer e.Close()
+	say := func(want ...string) {
+		t.Helper()
+		for _, name := range []string{"bad", "other"} {
+			e.Emit(Event{Object: "Service default/" + name, Reason: "Bad"})
+			e.Emit(Event{Object: "Service default/" + name, Reason: "Bad"})
+		}
+		e.Emit(Event{Object: "Service default/web", Reason: "Done", Message: fmt.Sprint(len(want))})
+		eventually.Equal(t, "Events", strings.Join(want, "\n"), func() string { return strings.Join(events(), "\n") })
+	}
+	first := []string{"Bad Service bad 1", "Bad Service other found", "Done Service web found"}
+	say(first...)
+	server.remove(bad, other)
+	expect(t, source, "resolved Service default/bad\nservice default/bad gone\nservice default/other gone")
+	bad.UID, other.CreationTimestamp = "2", metav1.Unix(1, 0)
+	server.put(bad, other)
+	expect(t, source, "problem Service default/bad spec.clusterIPs[0]\nservice default/bad []\n"+
+		"service default/other [10.96.0.9]")
+	say(append(first, "Bad Service bad 2", "Bad Service other found", "Done Service web found")...)
+}

@@ -101,16 +101,21 @@ func (s *Source) missing() (resources []string) {
 	return resources
 }
 
-// badUID is the UID of an object that has problems; empty: none is known.
-func (s *Source) badUID(resource string, name service.Name) types.UID {
+// identity tells an object from an earlier one of its name: by its UID if it has problems, and a Service by when it was
+// created. An empty UID and the time 0 are unknown.
+func (s *Source) identity(resource string, name service.Name) (uid types.UID, created int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range s.mirrors {
-		if m.resource == resource {
-			return m.bad[name].uid
+		if m.resource != resource {
+			continue
+		}
+		uid = m.bad[name].uid
+		if is, ok := m.known[name].(*service.Service); ok {
+			created = is.Created
 		}
 	}
-	return ""
+	return uid, created
 }
 
 // update has f write into the pending Batch.
