@@ -54,6 +54,7 @@ type audits struct {
 	foreign      []dataplane.ExternalChange // changes of others since the last one
 	lacking      map[string]bool            // drifts that stayed after a Sync: rows that cannot be in force
 	limit        time.Duration              // for how long the next one may go on
+	pause        time.Duration              // until the next one, after one that has failed; 0: it has not
 }
 
 func newAudits(limit time.Duration) audits {
@@ -155,8 +156,10 @@ func (e *Engine) audit(ctx context.Context) error {
 			e.giveUp(err)
 			return nil
 		}
+		e.audits.pause = min(max(2*e.audits.pause, e.options.AuditInterval), maxBackoff)
 		return err
 	}
+	e.audits.pause = 0
 	e.status.checked()
 	e.tellShares(report.UsedUp)
 	if !e.mayRepair(report.Drifts) {
@@ -226,6 +229,7 @@ func (e *Engine) audited(took time.Duration, full bool) {
 	default:
 		e.audits.schedule(took, e.options.AuditInterval, repaired)
 	}
+	e.audits.floor = later(e.audits.floor, time.Now().Add(e.audits.pause))
 }
 
 // isNews reports whether there is anything among drifts but rows that are known not to be in force.

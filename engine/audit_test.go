@@ -176,6 +176,49 @@ func (p *longAudit) Audit(ctx context.Context, s *model.State, d dataplane.Depth
 	return p.Dataplane.Audit(ctx, s, d)
 }
 
+// A kernel that cannot be read back has Sync called ever more rarely. Changes are programmed at once between.
+func TestEngine_auditFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		var fails atomic.Bool
+		fails.Store(true)
+		r.start(func(o *Options) { o.Plane = unreadable{o.Plane, &fails} })
+		r.send(web(1, "10.244.1.2"))
+		bubble.Pass(time.Hour)
+		before := r.count("sync")
+		bubble.Pass(10 * time.Minute)
+		if n := r.count("sync") - before; n < 15 || n > 25 {
+			t.Errorf("%d calls of Sync in ten minutes, want those that are due every 30 s", n)
+		}
+		r.send(web(2, "10.244.1.2"))
+		bubble.Pass(againBackoff)
+		if got := r.kernel.String(); got != r.state.String() {
+			t.Errorf("a change has to wait: %s", got)
+		}
+		fails.Store(false)
+		bubble.Pass(maxBackoff)
+		r.vandalise()
+		bubble.Pass(2 * auditInterval)
+		if got := r.kernel.String(); got != r.state.String() {
+			t.Errorf("not repaired: %s", got)
+		}
+		r.stop()
+	})
+}
+
+// unreadable is a plane that audits may fail of.
+type unreadable struct {
+	dataplane.Dataplane
+	fails *atomic.Bool
+}
+
+func (p unreadable) Audit(ctx context.Context, s *model.State, d dataplane.Depth) (r dataplane.Report, err error) {
+	if p.fails.Load() {
+		return r, errBroken
+	}
+	return p.Dataplane.Audit(ctx, s, d)
+}
+
 // fullAudit takes its time when it is asked for every row.
 type fullAudit struct {
 	dataplane.Dataplane

@@ -539,7 +539,7 @@ func (e *Engine) programAll(level slog.Level, do func() error) error {
 	e.took = now.Sub(start)
 	e.round.Verb, e.round.Took = Synced, e.took
 	if dataplane.Known(err) {
-		e.audits.due = now.Add(e.options.AuditInterval)
+		e.audits.due = later(e.audits.floor, now.Add(e.options.AuditInterval))
 	}
 	if err != nil {
 		return err
