@@ -25,18 +25,22 @@ type orphans struct {
 
 const (
 	goneFor = 20 * time.Minute
-	maxGone = 1 << 12
+	maxGone = 1 << 14
 	// Looks become rarer: a tenth of the time since the last loss is between two, within these bounds. Changes wait for
 	// looks, and these may take long: they take a twentieth of the time at most.
 	minOrphanLook, maxOrphanLook, orphanShare = time.Second, 10 * time.Second, 20
 )
 
-// follow notes the backends that pools have lost by a change.
+// follow notes the backends that pools have lost by a change. One too many takes the place of any other: most dead
+// connections are found soon after the loss.
 func (o *orphans) follow(c *model.Change) {
 	now := time.Now()
 	for _, b := range c.Lost() {
 		if len(o.gone) == maxGone {
-			return
+			for other := range o.gone {
+				delete(o.gone, other)
+				break
+			}
 		}
 		o.gone[b], o.lost = now.Add(goneFor), now
 		o.at = earlier(o.at, later(now.Add(minOrphanLook), o.rest))

@@ -14,6 +14,7 @@ import (
 
 	"fairlead.dev/fairlead/dataplane"
 	"fairlead.dev/fairlead/lab/bubble"
+	"fairlead.dev/fairlead/service"
 )
 
 // orphanPlane notes of which backends it is told that they are gone.
@@ -93,6 +94,33 @@ func TestEngine_orphans(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestEngine_orphansMany: where too many are gone, the last one is not forgotten.
+func TestEngine_orphansMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		var p *orphanPlane
+		r.start(func(o *Options) {
+			p = &orphanPlane{Dataplane: o.Plane}
+			o.Plane, o.ResetOrphans = p, true
+		})
+		var many []string
+		for i := range maxGone + 1 {
+			many = append(many, netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}).String())
+		}
+		for _, b := range []service.Batch{
+			web(1, many...), web(2, "10.245.0.1", "10.245.0.2"), web(1), web(2, "10.245.0.2"),
+		} {
+			r.send(b)
+			bubble.Pass(2 * maxOrphanLook)
+		}
+		_, gone := p.told()
+		if all := strings.Fields(gone); len(all) != maxGone || !slices.Contains(all, "10.245.0.1") {
+			t.Errorf("%d are gone, want %d with the last one", len(all), maxGone)
+		}
+		r.stop()
+	})
 }
 
 // TestEngine_orphansRest: looks that take long are rare, also while backends leave all the time.
