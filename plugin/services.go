@@ -113,8 +113,7 @@ func (i *inspection) services(ctx context.Context, q url.Values) (s engine.Servi
 }
 
 // errUnknown says that the proxy has no such Service.
-var errUnknown = errors.New("the proxy has no such Service: it does not exist, it is headless (clusterIP: None), or " +
-	"another proxy serves it (label service.kubernetes.io/service-proxy-name)")
+var errUnknown = errors.New("the proxy has no such Service: it does not exist, or it is headless (clusterIP: None)")
 
 // one is a Service by its name.
 func (q *serviceQuestion) one(ctx context.Context, name string) (engine.Services, error) {

@@ -43,7 +43,7 @@ func (t *Table) Barrier() Barrier {
 
 // keepBarrier notes what a compiled Service adds.
 func (t *Table) keepBarrier(e named, rows *Rows) {
-	if e.service == nil || !e.service.Barrier {
+	if e.service == nil || !e.service.Barrier || e.service.Ignored != "" {
 		delete(t.barriers, e.name)
 		return
 	}

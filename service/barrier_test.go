@@ -62,11 +62,14 @@ func TestTable_Barrier(t *testing.T) {
 		if got := fmt.Sprint(table.Barrier(), " ", fmt.Sprintf("{%d %t}", e.Version, e.All)); got != c.want {
 			t.Errorf("%s: %s, want %s", c.what, got, c.want)
 		}
-		for name := range c.batch.Services.All() {
-			table.Update(service.Batch{Services: service.One[service.Service](name, nil)})
-		}
-		if b := table.Barrier(); b.Services > 0 || b.Used != nil {
-			t.Errorf("%s: without Services there is %+v", c.what, b)
+		for what, is := range map[string]*service.Service{"no": nil, "another proxy's": {Barrier: true, Ignored: "theirs"}} {
+			table.Update(c.batch)
+			for name := range c.batch.Services.All() {
+				table.Update(service.Batch{Services: service.One(name, is)})
+			}
+			if b := table.Barrier(); b.Services > 0 || b.Used != nil {
+				t.Errorf("%s, then there is %s Service: %+v", c.what, what, b)
+			}
 		}
 	}
 }

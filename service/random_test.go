@@ -158,6 +158,7 @@ func (d dice) options() service.Options {
 	o := defaultOptions()
 	o.NodePortAddresses = some(d, "primary", "localhost", "all", "10.244.1.0/24", "127.0.0.0/8")
 	o.MasqueradeAll, o.ExternalIPs, o.Manifests = d.one(4), !d.one(4), d.one(2)
+	o.Mode = pick(d, nil, func() string { return "ebpf" })
 	o.Listeners = some(d, netip.MustParseAddrPort("0.0.0.0:30001"), netip.MustParseAddrPort("192.0.2.1:31000"))
 	switch d.n(4) {
 	case 1:

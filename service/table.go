@@ -3,6 +3,7 @@ package service
 import (
 	"cmp"
 	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -14,11 +15,11 @@ import (
 // what Learn has told, and which endpoints are new. It is for one goroutine.
 type Table struct {
 	options    Options
-	configured bool // anew, since the last Update
+	configured bool // anew, since the last Update, or others have changed
 	own        ownNode
 	addrs      []netip.Addr
-	cidrs      []netip.Prefix // Service CIDRs
-	guarded    []netip.Prefix // these, without the node's own addresses
+	cidrs      []netip.Prefix        // Service CIDRs
+	guarded    map[netip.Prefix]bool // these, but for the node's own addresses, and others in modes ebpf and userspace
 	view       View
 
 	entries  map[Name]*entry
@@ -29,6 +30,7 @@ type Table struct {
 	barriers map[Name][]netip.Addr // of Services with the annotation: terminating endpoints that get new connections
 	endings  uint64                // see Barrier
 
+	others   map[netip.Addr]int   // ClusterIPs of Services that other proxies handle: how many have each
 	shared   map[netip.Addr]int   // ClusterIPs of several Services: how many more than one have each
 	withheld map[netip.Addr]int   // ClusterIPs that have no guard: how many Services have each
 	networks map[netip.Prefix]int // how many endpoints are in each /24 and /120
@@ -91,8 +93,10 @@ func NewTable(o Options) (*Table, error) {
 		rowless:        map[claim]*entry{},
 		reported:       map[Name][]Problem{},
 		barriers:       map[Name][]netip.Addr{},
+		others:         map[netip.Addr]int{},
 		shared:         map[netip.Addr]int{},
 		withheld:       map[netip.Addr]int{},
+		guarded:        map[netip.Prefix]bool{},
 		entryShares:    newShares(sharedEntries),
 		listenerShares: newShares(sharedListeners),
 		tableShares:    newShares(sharedTables),
@@ -189,6 +193,8 @@ func (t *Table) setService(name Name, s *Service) {
 	}
 	t.countClusterIPs(s, +1)
 	t.countClusterIPs(old, -1)
+	t.countOthers(s, +1)
+	t.countOthers(old, -1)
 	t.forgetPresent(old, s)
 }
 
@@ -267,6 +273,20 @@ func (t *Table) countClusterIPs(s *Service, by int) {
 	}
 }
 
+// countOthers notes the ClusterIPs of a Service that another proxy handles.
+func (t *Table) countOthers(s *Service, by int) {
+	if s == nil || s.Ignored == "" {
+		return
+	}
+	for _, a := range s.ClusterIPs {
+		before := t.others[a]
+		if t.others[a] += by; t.others[a] == 0 {
+			delete(t.others, a)
+		}
+		t.configured = t.configured || before == 0 || before+by == 0
+	}
+}
+
 // owners is how many Services have a ClusterIP. Of the many that one Service has, and nothing speaks against, their
 // guard alone tells.
 func (t *Table) owners(a netip.Addr) int {
@@ -316,7 +336,7 @@ func (t *Table) guard(p netip.Prefix, clusterIP bool) {
 	switch {
 	case clusterIP:
 		t.guards.put(p, model.Reject)
-	case slices.Contains(t.guarded, p):
+	case t.guarded[p]:
 		t.guards.put(p, model.Drop)
 	default:
 		t.guards.remove(p)
@@ -452,22 +472,29 @@ func (t *Table) setServiceCIDRs(cidrs []netip.Prefix) bool {
 
 // guardCIDRs guards the Service CIDRs. An address by which the cluster knows this node, and that is in one by mistake,
 // stays reachable, or an administrator could not log in to repair it. Others on its interfaces may well be those of
-// Services.
+// Services. Modes ebpf and userspace see a packet before other proxies can translate it, so they leave the addresses
+// of these unguarded.
 func (t *Table) guardCIDRs() {
-	own := slices.Concat(t.options.NodeIPs, t.own.node.IPs)
-	old := t.guarded
-	t.guarded = nil
-	for _, p := range t.cidrs {
-		t.guarded = append(t.guarded, without(p, own)...)
+	free := slices.Concat(t.options.NodeIPs, t.own.node.IPs)
+	if t.view.Mode == "ebpf" || t.view.Mode == "userspace" {
+		free = slices.AppendSeq(free, maps.Keys(t.others))
 	}
-	for _, p := range slices.Concat(old, t.guarded) {
+	changed := t.guarded
+	t.guarded = map[netip.Prefix]bool{}
+	for _, p := range t.cidrs {
+		for _, part := range without(p, free) {
+			t.guarded[part], changed[part] = true, true
+		}
+	}
+	for p := range changed {
 		t.guard(p, (*t.guards.rows)[p] == model.Reject)
 	}
 }
 
 // without are the largest prefixes in p that have none of the addresses.
 func without(p netip.Prefix, addrs []netip.Addr) []netip.Prefix {
-	if !slices.ContainsFunc(addrs, p.Contains) {
+	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return !p.Contains(a) })
+	if len(addrs) == 0 {
 		return []netip.Prefix{p}
 	}
 	if p.IsSingleIP() {

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )
 
@@ -44,6 +45,55 @@ func TestTable_conflict(t *testing.T) {
 		"192.0.2.7:30080/tcp any reject default/old", lost)
 	step("the older one leaves", only(old, nil), "192.0.2.1:30080/tcp any forward default/young cluster snat always", "")
 	step("the older one is back", only(old, find(objects.Services, old)), "192.0.2.1:30080/tcp any reject default/old", lost)
+}
+
+// In modes ebpf and userspace, which see packets first, no guard covers the ClusterIPs of Services that other proxies
+// handle. In others, what these have left is guarded.
+func TestTable_others(t *testing.T) {
+	objects := readObjects(t, []byte(`
+kind: ServiceCIDR
+metadata: {name: kubernetes}
+spec: {cidrs: [10.96.0.0/16, "fd00::a60:0/112"]}
+---
+kind: Service
+metadata: {name: theirs, namespace: default, labels: {service.kubernetes.io/service-proxy-name: other}}
+spec: {clusterIPs: [10.96.0.10, "fd00::a60:a"], ports: [{port: 80}]}
+---
+kind: Service
+metadata: {name: ours, namespace: default}
+spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}
+`))
+	options, mode := defaultOptions(), ""
+	options.Mode = func() string { return mode }
+	table, name := newTable(t, options), service.Name{Namespace: "default", Name: "theirs"}
+	theirs := service.Batch{Services: service.One(name, find(objects.Services, name))}
+	taken := *find(objects.Services, name)
+	taken.Ignored = ""
+	for _, c := range []struct {
+		what, mode string
+		batch      service.Batch
+		want       model.Verdict
+	}{
+		{"at first", "nftables", objects, model.Drop},
+		{"in another mode", "ebpf", service.Batch{}, model.Pass},
+		{"without its label", "ebpf", service.Batch{Services: service.One(name, &taken)}, model.Reject},
+		{"with its label", "ebpf", theirs, model.Pass},
+		{"deleted", "ebpf", service.Batch{Services: service.One[service.Service](name, nil)}, model.Drop},
+		{"anew", "userspace", theirs, model.Pass},
+		{"in the mode before", "nftables", service.Batch{}, model.Drop},
+	} {
+		mode = c.mode
+		state, _, _ := table.Update(c.batch)
+		for at, want := range map[string]model.Verdict{
+			"10.96.0.10:81": c.want, "[fd00::a60:a]:81": c.want, "10.96.0.9:81": model.Drop, "10.96.0.11:81": model.Reject,
+			"10.96.0.12:81": model.Drop, "[fd00::a60:b]:81": model.Drop, "10.96.255.255:81": model.Drop,
+		} {
+			packet := model.Packet{Destination: netip.MustParseAddrPort(at), Protocol: model.TCP}
+			if got := state.Lookup(packet).Verdict; got != want {
+				t.Errorf("%s: %s of %s, want %s", c.what, got, at, want)
+			}
+		}
+	}
 }
 
 func find[T any](objects service.Objects[T], name service.Name) *T {

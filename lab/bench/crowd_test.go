@@ -128,7 +128,7 @@ func watched(node string) []url.URL {
 	return []url.URL{
 		selected("/api/v1/nodes", "", "metadata.name="+node),
 		selected("/apis/networking.k8s.io/v1/servicecidrs", "", ""),
-		selected("/api/v1/services", "!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"),
+		selected("/api/v1/services", "", "spec.clusterIP!=None"),
 		selected("/apis/discovery.k8s.io/v1/endpointslices", "!"+corev1.IsHeadlessService, ""),
 	}
 }

@@ -17,9 +17,6 @@ import (
 	"fairlead.dev/fairlead/service"
 )
 
-// proxyNameLabel on a Service says that another proxy handles it.
-const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
-
 // kind is what is watched of one resource, and what becomes of its objects.
 type kind struct {
 	resource string
@@ -47,17 +44,16 @@ func of[T runtime.Object](f func(T) (any, []service.Problem)) func(runtime.Objec
 	}
 }
 
-// kinds are what kube-proxy watches, by its selectors.
+// kinds are what kube-proxy watches, by its selectors, and Services that other proxies handle.
 func kinds(node string) []*kind {
 	return []*kind{serviceKind(), sliceKind(), nodeKind(node), cidrKind()}
 }
 
-// serviceKind leaves out those of other proxies, and headless ones, which DNS alone serves.
+// serviceKind leaves out headless ones, which DNS alone serves.
 func serviceKind() *kind {
 	return &kind{
 		resource: "services",
 		group:    corev1.SchemeGroupVersion,
-		labels:   "!" + proxyNameLabel,
 		fields:   fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
 		list:     func() runtime.Object { return &corev1.ServiceList{} },
 		compact: of(func(o *corev1.Service) (any, []service.Problem) {

@@ -159,7 +159,8 @@ func TestReal(t *testing.T) {
 func testReal(t *testing.T, plane *kubernetes.ControlPlane, log *slog.Logger) {
 	cluster := plane.Client()
 	headless := aService("headless", corev1.ClusterIPNone)
-	apply(t, plane, aService("web", "10.96.0.10"), headless, labelled(aService("other", "10.96.0.11"), proxyNameLabel, "x"))
+	const proxyName = "service.kubernetes.io/service-proxy-name"
+	apply(t, plane, aService("web", "10.96.0.10"), headless, labelled(aService("other", "10.96.0.11"), proxyName, "x"))
 	if _, err := cluster.DiscoveryV1().EndpointSlices("default").Create(t.Context(), aSlice("web-1", "web", "10.0.0.1"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -174,10 +175,11 @@ func testReal(t *testing.T, plane *kubernetes.ControlPlane, log *slog.Logger) {
 		}
 	}
 	v := newView(t, connectReal(t, plane, log))
-	const start = "cidr 10.96.0.0/16\nnode n1 [192.0.2.1]\nservice default/kubernetes [10.96.0.1]\n"
+	const start = "cidr 10.96.0.0/16\nnode n1 [192.0.2.1]\nservice default/kubernetes [10.96.0.1]\n" +
+		"service default/other [10.96.0.11] of another proxy\n"
 	v.await(start + "service default/web [10.96.0.10]\nslice default/web-1 10.0.0.1")
-	apply(t, plane, labelled(aService("web", "10.96.0.10"), proxyNameLabel, "x"))
-	v.await(start + "slice default/web-1 10.0.0.1")
+	apply(t, plane, labelled(aService("web", "10.96.0.10"), proxyName, "x"))
+	v.await(start + "service default/web [10.96.0.10] of another proxy\nslice default/web-1 10.0.0.1")
 	apply(t, plane, aService("web", "10.96.0.10"))
 	v.await(start + "service default/web [10.96.0.10]\nslice default/web-1 10.0.0.1")
 	if err := cluster.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), "web-1", metav1.DeleteOptions{}); err != nil {

@@ -97,7 +97,11 @@ func rows(b service.Batch) string {
 			rows = append(rows, fmt.Sprintf("service %s gone", name))
 			continue
 		}
-		rows = append(rows, fmt.Sprintf("service %s %v", s.Name, s.ClusterIPs))
+		row := fmt.Sprintf("service %s %v", s.Name, s.ClusterIPs)
+		if strings.Contains(s.Ignored, "another proxy") {
+			row += " of another proxy"
+		}
+		rows = append(rows, row)
 	}
 	for name, s := range b.Slices.All() {
 		if s == nil {
@@ -296,7 +300,7 @@ func TestSource_requests(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := `GET /api/v1/nodes allowWatchBookmarks=true fieldSelector=metadata.name%3Dn1 sendInitialEvents=true
-GET /api/v1/services allowWatchBookmarks=true fieldSelector=spec.clusterIP%21%3DNone labelSelector=%21service.kubernetes.io%2Fservice-proxy-name sendInitialEvents=true
+GET /api/v1/services allowWatchBookmarks=true fieldSelector=spec.clusterIP%21%3DNone sendInitialEvents=true
 GET /apis/discovery.k8s.io/v1/endpointslices allowWatchBookmarks=true labelSelector=%21service.kubernetes.io%2Fheadless sendInitialEvents=true
 GET /apis/networking.k8s.io/v1/servicecidrs allowWatchBookmarks=true sendInitialEvents=true`
 	if g := strings.Join(got, "\n"); g != want {
