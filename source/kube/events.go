@@ -247,11 +247,11 @@ func (e *Events) failed(event Event, err error) {
 func (e *Events) countAll() {
 	for event, s := range e.written {
 		switch {
-		case s.count != s.said && !event.Everywhere: // the count of all nodes is not known
-			e.count(s)
-		case time.Since(s.last) > rememberTime:
+		case time.Since(s.last) > rememberTime: // also if its count is refused
 			delete(e.written, event)
 			e.kept.Leave(said.NamespaceOf(event.Object))
+		case s.count != s.said && !event.Everywhere: // the count of all nodes is not known
+			e.count(s)
 		}
 	}
 }

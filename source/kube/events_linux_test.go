@@ -359,3 +359,25 @@ func TestEvents_successor(t *testing.T) {
 		"service default/other [10.96.0.9]")
 	say(append(first, "Bad Service bad 2", "Bad Service other found", "Done Service web found")...)
 }
+
+// An Event of which the count is refused, as in a namespace that is gone, is forgotten like others.
+func TestEvents_countRefused(t *testing.T) {
+	t.Parallel()
+	server := newServer(t)
+	events := server.takeEvents() // and no patches
+	client := server.client(nil)
+	client.timing.flush = eventually.Patience()
+	e := client.Events("n1", "kube-proxy")
+	for range 2 {
+		e.Emit(Event{Reason: "Again"})
+	}
+	e.Close()
+	for _, s := range e.written {
+		s.last = s.last.Add(-2 * rememberTime)
+	}
+	before := len(e.written)
+	e.countAll()
+	if len(events()) != 1 || before != 1 || len(e.written) > 0 {
+		t.Errorf("%q were written, %d were remembered, and %d are", events(), before, len(e.written))
+	}
+}
