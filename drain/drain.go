@@ -18,6 +18,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -106,12 +107,12 @@ func (b *Barrier) change(f func(*view)) {
 
 // Run confirms until ctx ends.
 func (b *Barrier) Run(ctx context.Context) {
-	var confirmed service.Barrier
+	var confirmed engine.InForce
 	var written, counted time.Time
 	for ctx.Err() == nil {
 		v := b.view()
 		unused := v.api == nil || v.Services == 0 || v.Version == 0
-		if unused || time.Since(written) < renewal && reflect.DeepEqual(confirmed, v.Barrier) {
+		if unused || time.Since(written) < renewal && suffices(confirmed, v.InForce) {
 			wait(ctx, v.changed, renewal)
 			continue
 		}
@@ -128,8 +129,16 @@ func (b *Barrier) Run(ctx context.Context) {
 			wait(ctx, nil, retryPause+rand.N(spread+1))
 			continue
 		}
-		confirmed, written = v.Barrier, time.Now()
+		confirmed, written = v.InForce, time.Now()
 	}
+}
+
+// suffices reports whether there is no news: what a node has confirmed has all endpoints that terminate, or is all that
+// is in force. A slice may be in force while older changes of other namespaces wait. After a restore of etcd, versions
+// count anew.
+func suffices(confirmed, now engine.InForce) bool {
+	all := now.Ended <= confirmed.Version && confirmed.Version <= now.Version
+	return slices.Equal(confirmed.Used, now.Used) && (all || confirmed.Version == now.Version)
 }
 
 // confirm reports success.

@@ -99,6 +99,19 @@ func newNode(t *testing.T, nodes int) *node {
 
 // hears has the node program a version of the only slice. Endpoints that terminate have a minus before them.
 func (n *node) hears(version uint64, endpoints ...string) {
+	n.put(version, endpoints...)
+	n.holds(version)
+}
+
+// holds says that all changes up to a version are in force.
+func (n *node) holds(version uint64) {
+	n.mu.Lock()
+	round := engine.Round{InForce: engine.InForce{Version: version, Barrier: n.table.Barrier()}}
+	n.mu.Unlock()
+	n.Round(round)
+}
+
+func (n *node) put(version uint64, endpoints ...string) {
 	name := service.Name{Namespace: "default", Name: "web"}
 	s := &service.Slice{
 		Name: name, Service: "web", Version: version, Ports: []service.SlicePort{{Protocol: model.TCP, Port: 8080}},
@@ -110,6 +123,7 @@ func (n *node) hears(version uint64, endpoints ...string) {
 		})
 	}
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.table.Update(service.Batch{
 		Services: service.One(name, &service.Service{
 			Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, Barrier: true,
@@ -117,9 +131,6 @@ func (n *node) hears(version uint64, endpoints ...string) {
 		}),
 		Slices: service.One(name, s),
 	})
-	round := engine.Round{InForce: engine.InForce{Version: version, Barrier: n.table.Barrier()}}
-	n.mu.Unlock()
-	n.Round(round)
 }
 
 // other is what another node confirms.
@@ -265,6 +276,24 @@ func TestBarrier_writes(t *testing.T) {
 			n.cancel()
 		})
 	}
+}
+
+// A slice may be in force before older changes of other namespaces are. When they are, too, that is confirmed at once.
+func TestBarrier_overtaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, 3)
+		n.hears(8, "10.244.0.1", "10.244.0.2")
+		bubble.Pass(time.Minute)
+		n.put(11, "-10.244.0.1", "10.244.0.2")
+		for _, c := range []struct{ holds, says uint64 }{{8, 8}, {10, 10}, {11, 11}, {12, 11}, {5, 5}} {
+			n.holds(c.holds)
+			bubble.Pass(2 * leastPause)
+			if _, _, got := n.server.counts(); got != c.says {
+				t.Errorf("in force is %d, and it says %d, not %d", c.holds, got, c.says)
+			}
+		}
+		n.cancel()
+	})
 }
 
 // Without Services that want it, it costs nothing.

@@ -11,9 +11,15 @@ const barrierAnnotation = "fairlead.dev/drain-barrier" // true or false
 // Barrier is what a node confirms of the Services with that annotation.
 type Barrier struct {
 	Services int    // so many have it
-	Endings  uint64 // changes with each EndpointSlice of them that has terminating endpoints
+	Ended    uint64 // resourceVersion of their newest EndpointSlice with terminating endpoints; 0: there is none
 	// Used are the terminating endpoints that still get new connections, or a namespace that has many. Sorted.
 	Used []string
+}
+
+// barrier is what a Service adds to that.
+type barrier struct {
+	used  []netip.Addr // terminating endpoints that get new connections
+	ended uint64       // as in Barrier
 }
 
 // maxUsed is how many endpoints of a namespace Used names, as all nodes write it. Beyond that a namespace only blocks
@@ -22,10 +28,11 @@ const maxUsed = 16
 
 // Barrier is that of the State.
 func (t *Table) Barrier() Barrier {
-	b := Barrier{Services: len(t.barriers), Endings: t.endings}
+	b := Barrier{Services: len(t.barriers)}
 	of := map[string][]string{}
-	for name, used := range t.barriers {
-		for _, a := range used {
+	for name, one := range t.barriers {
+		b.Ended = max(b.Ended, one.ended)
+		for _, a := range one.used {
 			of[name.Namespace] = append(of[name.Namespace], a.String())
 		}
 	}
@@ -47,10 +54,13 @@ func (t *Table) keepBarrier(e named, rows *Rows) {
 		delete(t.barriers, e.name)
 		return
 	}
-	t.barriers[e.name] = slices.Clone(rows.used)
-	if slices.ContainsFunc(e.slices, (*Slice).Ends) {
-		t.endings++
+	b := barrier{used: slices.Clone(rows.used)}
+	for _, s := range e.slices {
+		if s.Ends() {
+			b.ended = max(b.ended, s.Version)
+		}
 	}
+	t.barriers[e.name] = b
 }
 
 // Ends reports whether an endpoint of the slice terminates.

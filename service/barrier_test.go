@@ -44,14 +44,14 @@ func TestTable_Barrier(t *testing.T) {
 		want  string
 	}{
 		{"none terminates", endings("default", false, 5, runs("10.244.1.1", "node")), "{1 0 []} {0 false}"},
-		{"one does", endings("default", false, 6, ends("10.244.1.1", "node"), runs("10.244.2.1", "b")), "{1 1 []} {6 true}"},
+		{"one does", endings("default", false, 6, ends("10.244.1.1", "node"), runs("10.244.2.1", "b")), "{1 6 []} {6 true}"},
 		{"all do", endings("default", false, 7, ends("10.244.1.1", "node"), ends("10.244.2.1", "b")),
-			"{1 1 [10.244.1.1 10.244.2.1]} {7 true}"},
+			"{1 7 [10.244.1.1 10.244.2.1]} {7 true}"},
 		{"all on this node do", endings("default", true, 8, ends("10.244.1.1", "node"), runs("10.244.2.1", "b")),
-			"{1 1 [10.244.1.1]} {8 true}"},
+			"{1 8 [10.244.1.1]} {8 true}"},
 		{"on another node they do", endings("default", true, 9, runs("10.244.1.2", "node"), ends("10.244.2.1", "b")),
-			"{1 1 []} {0 true}"},
-		{"many do", endings("shop", false, 9, many...), "{1 1 [shop]} {0 true}"},
+			"{1 9 []} {0 true}"},
+		{"many do", endings("shop", false, 9, many...), "{1 9 [shop]} {0 true}"},
 	} {
 		table, err := service.NewTable(service.Options{NodeName: "node"})
 		if err != nil {

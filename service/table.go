@@ -24,11 +24,10 @@ type Table struct {
 
 	entries  map[Name]*entry
 	slices   map[Name]*Slice
-	contests map[claim]*contest    // addresses and ports that several Services want
-	rowless  map[claim]*entry      // owners of claims that are left to routing
-	reported map[Name][]Problem    // that Compile found in Services and their slices
-	barriers map[Name][]netip.Addr // of Services with the annotation: terminating endpoints that get new connections
-	endings  uint64                // see Barrier
+	contests map[claim]*contest // addresses and ports that several Services want
+	rowless  map[claim]*entry   // owners of claims that are left to routing
+	reported map[Name][]Problem // that Compile found in Services and their slices
+	barriers map[Name]barrier   // of Services with the annotation
 
 	others   map[netip.Addr]int   // ClusterIPs of Services that other proxies handle: how many have each
 	shared   map[netip.Addr]int   // ClusterIPs of several Services: how many more than one have each
@@ -92,7 +91,7 @@ func NewTable(o Options) (*Table, error) {
 		contests:       map[claim]*contest{},
 		rowless:        map[claim]*entry{},
 		reported:       map[Name][]Problem{},
-		barriers:       map[Name][]netip.Addr{},
+		barriers:       map[Name]barrier{},
 		others:         map[netip.Addr]int{},
 		shared:         map[netip.Addr]int{},
 		withheld:       map[netip.Addr]int{},
