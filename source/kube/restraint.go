@@ -66,14 +66,15 @@ func refusesUs(err error) bool {
 	return apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || errors.As(err, &certificate)
 }
 
-// step is the next pause, or longer if the server wishes so (Retry-After).
+// step is the next pause, or longer if the server wishes so (Retry-After). A load balancer in front of it may wish for
+// hours, and the server may be back long before.
 func (r *restraint) step(err error) time.Duration {
 	if r.backoff == nil {
 		r.backoff = &wait.Backoff{Duration: firstRestraint, Factor: 2, Jitter: 1, Cap: maxRestraint, Steps: math.MaxInt32}
 	}
 	delay := r.backoff.Step()
 	if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
-		delay = max(delay, time.Duration(seconds)*time.Second)
+		delay = max(delay, min(time.Duration(seconds)*time.Second, 2*maxRestraint))
 	}
 	return delay
 }

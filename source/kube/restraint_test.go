@@ -38,9 +38,10 @@ func TestRestraint(t *testing.T) {
 				t.Errorf("pause %d is %v, want %v and up to as much again", i, d, least)
 			}
 		}
-		wish := apierrors.NewTooManyRequests("", 7)
-		if d := pauses(t, wish)[0]; d != 7*time.Second {
-			t.Errorf("the server wishes for 7s and gets %v", d)
+		for wish, want := range map[int]time.Duration{7: 7 * time.Second, 3600: 2 * maxRestraint} {
+			if d := pauses(t, apierrors.NewTooManyRequests("", wish))[0]; d != want {
+				t.Errorf("the server wishes for %d s and gets %v, want %v", wish, d, want)
+			}
 		}
 		for _, err := range []error{
 			fmt.Errorf("dial: %w", syscall.ECONNREFUSED),
