@@ -37,7 +37,7 @@ type Source struct {
 const object = "node addresses"
 
 // Next implements source.Source. Each batch has all addresses. If the kernel does not tell them later
-// on, that is a Problem, and it is asked again.
+// on, that is a Problem, which is told once, and it is asked again.
 func (s *Source) Next(ctx context.Context) (service.Batch, error) {
 	for {
 		if err := s.wait(ctx); err != nil {
@@ -49,6 +49,8 @@ func (s *Source) Next(ctx context.Context) (service.Batch, error) {
 			s.due = time.Now().Add(quiet)
 		case err != nil && s.said == nil:
 			return service.Batch{}, err
+		case err != nil && s.failed:
+			s.due = time.Now().Add(retryInterval)
 		case err != nil:
 			s.due, s.failed = time.Now().Add(retryInterval), true
 			return service.Batch{Problems: []service.Problem{{Object: object, Reason: err.Error()}}}, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -133,6 +134,35 @@ func TestSource_leavesServices(t *testing.T) {
 		defer s.Close()
 		if got, err := next(t.Context(), s); err != nil || fmt.Sprint(got) != "[192.0.2.1]" {
 			t.Errorf("got %v, %v", got, err)
+		}
+	})
+}
+
+// A kernel that goes on not telling is one problem.
+func TestSource_fails(t *testing.T) {
+	namespace(t, func(t *testing.T, _ netlink.Link) {
+		s, err := New()
+		if err == nil {
+			_, err = next(t.Context(), s)
+		}
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		own := s.namespace
+		defer func() {
+			s.namespace = own
+			s.Close()
+		}()
+		s.unsubscribe()
+		s.namespace = math.MaxInt32 // where it cannot subscribe
+		for i, want := range []int{1, 0} {
+			s.due = time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			if b, err := s.Next(ctx); len(b.Problems) != want {
+				t.Errorf("call %d: %v, %v, want %d", i, b.Problems, err, want)
+			}
+			cancel()
 		}
 	})
 }
