@@ -162,18 +162,19 @@ func (l *lab) measureAll(ctx context.Context) error {
 	if l.TestKernel == "" || !l.lacksIPVS() || time.Until(until) < shortest {
 		return l.spend(ctx, until, l.last)
 	}
-	// Cells that published conclusions wait for come first, on both kernels. An eighth of the time is for the others.
-	left := time.Until(until)
-	if err := l.spend(ctx, time.Now().Add(left/2), published); err != nil {
+	// Cells that published conclusions wait for come first, on both kernels.
+	if err := l.spend(ctx, time.Now().Add(time.Until(until)/2), published); err != nil {
 		return err
 	}
-	if err := l.repeat(ctx, until.Add(-left/8), published); err != nil {
-		return err
+	for _, last := range []stage{published, rest} {
+		if err := l.repeat(ctx, until, last); err != nil {
+			return err
+		}
+		if err := l.spend(ctx, until, rest); err != nil {
+			return err
+		}
 	}
-	if err := l.spend(ctx, until, rest); err != nil {
-		return err
-	}
-	return l.repeat(ctx, until, rest)
+	return nil
 }
 
 // findMissing tries each contender with one Service. A contender that cannot run here is reported once, and left out.
