@@ -182,7 +182,7 @@ func (l *layout) apply(s *model.State, c model.Change) {
 func (l *layout) setHealth(s *model.State) bool {
 	before, of := l.health, map[uint16]string{}
 	for a, h := range s.Health {
-		if l.mine(a.Addr()) {
+		if other, ok := of[a.Port()]; l.mine(a.Addr()) && (!ok || h.Service < other) {
 			of[a.Port()] = h.Service
 		}
 	}

@@ -67,6 +67,9 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 			}
 			return stray
 		})
+		// A table of a version that had one map is adopted if that takes one transaction of the kernel. In several,
+		// tokens would lead to choosers that are not there yet.
+		t.Foreign = t.Foreign || len(t.Found(i)) > mostStrays
 		maps.Copy(t.found.slots, arrangeFound(t, all, pack))
 		return err
 	case i == choices:
@@ -132,6 +135,8 @@ func arrangeFound[T, L any](t *table, all []placed[T], keep func([]T) L) map[uin
 }
 
 const (
+	// mostStrays are slots in a map that is not their pool's.
+	mostStrays = 1 << 10
 	// mostHoles is how many times longer than its elements a list may be that is half made or half deleted.
 	mostHoles = 8
 	// leastLength is how long it may be in any case.
