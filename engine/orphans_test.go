@@ -113,7 +113,7 @@ func TestEngine_orphansMany(t *testing.T) {
 			web(1, many...), web(2, "10.245.0.1", "10.245.0.2"), web(1), web(2, "10.245.0.2"),
 		} {
 			r.send(b)
-			bubble.Pass(2 * maxOrphanLook)
+			bubble.Pass(2 * minOrphanLook)
 		}
 		_, gone := p.told()
 		if all := strings.Fields(gone); len(all) != maxGone || !slices.Contains(all, "10.245.0.1") {

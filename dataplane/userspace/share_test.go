@@ -173,7 +173,7 @@ func TestShare_flood(t *testing.T) {
 	open := dial()
 	defer open.Close()
 	defer n.flood(service)()
-	for range 50 {
+	for range 20 {
 		fresh := dial()
 		eventually.Nil(t, "an answer on a new flow", func() error { return asks(fresh, time.Second) })
 		fresh.Close()
