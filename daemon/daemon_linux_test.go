@@ -233,6 +233,7 @@ func TestReporter(t *testing.T) {
 		expect(engine.Round{Problems: []service.Problem{
 			{Object: "Service default/web", Field: "spec.ports[0]", Reason: "is bad"},
 			{Object: "EndpointSlice default/web-1", Reason: "is bad"},
+			{Object: "EndpointSlice default/web-2", Reason: "is silent", Cause: service.Unhealthy},
 			{Object: "ServiceCIDR wide", Reason: "is bad"},
 			{Object: "Node n", Field: "status", Reason: "is bad"},
 			{Object: "manifests", Reason: "are bad"},
@@ -240,6 +241,7 @@ func TestReporter(t *testing.T) {
 		}},
 			"Service default/web|Warning|InvalidService|Service default/web: spec.ports[0]: is bad|true",
 			"EndpointSlice default/web-1|Warning|InvalidEndpointSlice|EndpointSlice default/web-1: is bad|true",
+			"EndpointSlice default/web-2|Warning|InvalidEndpointSlice|EndpointSlice default/web-2: is silent|false",
 			"ServiceCIDR wide|Warning|InvalidServiceCIDR|ServiceCIDR wide: is bad|true",
 			"|Warning|InvalidNode|Node n: status: is bad|false",
 			"Namespace default|Warning|ShareUsedUp|Namespace default: its clients have used up its share|false")

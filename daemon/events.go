@@ -125,12 +125,13 @@ func (r *reporter) Round(round engine.Round) {
 }
 
 // problem regards the object that has it, if Events can regard such objects. But for what is wrong with a
-// Node, which is the own one, each node finds it.
+// Node, which is the own one, and what clients of this node find, each node finds it.
 func (r *reporter) problem(p service.Problem) {
 	e := kube.Event{Warning: true, Message: p.Error()}
 	switch kind, _, _ := strings.Cut(p.Object, " "); kind {
 	case "Service", "EndpointSlice", "ServiceCIDR":
-		e.Object, e.Reason, e.Everywhere = p.Object, reasonInvalid+kind, true
+		e.Object, e.Reason = p.Object, reasonInvalid+kind
+		e.Everywhere = p.Cause != service.Unhealthy // other nodes' clients may be answered
 	case "Node":
 		e.Reason = reasonInvalid + kind
 	case "Namespace":

@@ -133,6 +133,10 @@ func (x *explainer) frontend() {
 	if row.Allow != nil {
 		x.say("spec.loadBalancerSourceRanges has %s", x.packet.Source)
 	}
+	if at.port == nil { // HNS leads these connections to the node itself; see compiler.healthVIPs
+		x.say("this node answers, as a health check of load balancers")
+		return
+	}
 	s := choose(&x.t.view, e.service, e.service.pool(at.port, at.Addr()),
 		x.t.view.gather(nil, at.port, current(e.slices), at.Addr().Is4()))
 	pool := x.pool(e.service, at, &s)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"fairlead.dev/fairlead/model"
 	"fairlead.dev/fairlead/service"
 )
 
@@ -40,6 +41,12 @@ func TestHNS(t *testing.T) {
 	}
 	for _, p := range problems {
 		have = append(have, "problem ("+p.Cause.String()+") "+p.Error())
+	}
+	for k := range state.Frontends { // of which each has an explanation
+		to := netip.AddrPortFrom(k.Addr, k.Port)
+		if e := table.Explain(model.Packet{Destination: to, Protocol: k.Protocol}); !strings.HasPrefix(e.Row, "frontend ") {
+			t.Errorf("%s: %+v", k, e)
+		}
 	}
 	slices.Sort(have)
 	if got := strings.Join(have, "\n"); got != strings.TrimSpace(hnsRows) {

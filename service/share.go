@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"fairlead.dev/fairlead/model"
 )
 
 // A few lines of a Service can mean very many rows: ports × addresses, ports × source ranges, ports × endpoints. A
@@ -67,7 +69,7 @@ func (t *Table) share() {
 	for _, e := range t.dirty {
 		entries, listeners, tables, created := 0, 0, 0, int64(0)
 		if s := e.service; s != nil && s.Ignored == "" {
-			entries, listeners, created = t.excess(e.entry), len(s.healthChecks(&t.view)), s.Created
+			entries, listeners, created = t.excess(e.entry), s.listeners(&t.view), s.Created
 			if s.Scheduler.hasTable() {
 				tables = t.countFrontends(s, 0)
 			}
@@ -84,6 +86,15 @@ func (t *Table) share() {
 			}
 		}
 	}
+}
+
+// listeners is how many health checks of a Service count. One at a load balancer's address does not.
+func (s *Service) listeners(v *View) (n int) {
+	all := s.healthChecks(v)
+	if slices.ContainsFunc(all, func(c claimed) bool { return c.at == model.LoadBalancerIP }) {
+		return len(all) - 1
+	}
+	return len(all)
 }
 
 // excess is by how much a Service goes beyond what is free for it, at most.

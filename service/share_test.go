@@ -100,10 +100,13 @@ func TestTable_listeners(t *testing.T) {
 			s.Name.Namespace = "victim"
 		}
 		s.HealthCheckNodePort, s.ExternalLocal, s.Created = uint16(31000+i), true, int64(i)
+		if i == 0 { // does not count
+			s.LoadBalancerIPs = []netip.Addr{addr("203.0.113.1")}
+		}
 		b.Services.Set(s.Name, s)
 	}
 	state, _, problems := table.Update(b)
-	if len(state.Health) != 2048 || len(state.Frontends) != evil+3 {
+	if len(state.Health) != 2048+1 || len(state.Frontends) != evil+3+1 {
 		t.Errorf("there are %d health checks, %d frontends", len(state.Health), len(state.Frontends))
 	}
 	for _, p := range problems {
