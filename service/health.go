@@ -151,6 +151,13 @@ func (t *Table) Asked(now time.Time, a Ask) {
 func (t *Table) Rises() bool { return len(t.ports) > 0 }
 
 // Judges reports whether outcomes matter at all.
-func (t *Table) Judges() bool {
-	return t.options.Health.Mode == HealthObserve || t.options.Health.Mode == HealthEject
+func (t *Table) Judges() bool { return t.options.Health.Mode.judges() || t.judged > 0 }
+
+func (m HealthMode) judges() bool { return m == HealthObserve || m == HealthEject }
+
+// countJudged notes a Service that has outcomes looked at, whatever is configured.
+func (t *Table) countJudged(s *Service, by int) {
+	if s != nil && s.health.judges() {
+		t.judged += by
+	}
 }

@@ -194,6 +194,24 @@ func TestTable_health(t *testing.T) {
 	}
 }
 
+// TestTable_judges: outcomes are looked at as long as a Service's annotation wants it.
+func TestTable_judges(t *testing.T) {
+	for annotations, want := range map[string]bool{
+		"": false, "fairlead.dev/backend-health: eject": true, "fairlead.dev/backend-health: 'off'": false,
+	} {
+		h := newHealth(t, service.HealthOff, annotations, false)
+		if h.table.Judges() != want {
+			t.Errorf("with %q outcomes matter: %t", annotations, !want)
+		}
+		var b service.Batch
+		b.Services.Set(service.Name{Namespace: "shop", Name: "web"}, nil)
+		h.table.Update(b)
+		if h.table.Judges() {
+			t.Errorf("after a Service with %q, outcomes matter", annotations)
+		}
+	}
+}
+
 // Whatever outcomes come, the floor is kept and the last backend stays.
 func TestTable_healthFloor(t *testing.T) {
 	r := rand.New(rand.NewPCG(sample.Seed(t), 0))

@@ -29,6 +29,7 @@ type Table struct {
 	reported map[Name][]Problem // that Compile found in Services and their slices
 	barriers map[Name]barrier   // of Services with the annotation
 
+	judged   int                  // Services that have outcomes looked at, by their annotation
 	others   map[netip.Addr]int   // ClusterIPs of Services that other proxies handle: how many have each
 	shared   map[netip.Addr]int   // ClusterIPs of several Services: how many more than one have each
 	withheld map[netip.Addr]int   // ClusterIPs that have no guard: how many Services have each
@@ -194,6 +195,8 @@ func (t *Table) setService(name Name, s *Service) {
 	t.countClusterIPs(old, -1)
 	t.countOthers(s, +1)
 	t.countOthers(old, -1)
+	t.countJudged(s, +1)
+	t.countJudged(old, -1)
 	t.forgetPresent(old, s)
 }
 
