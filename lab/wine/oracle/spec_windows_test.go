@@ -320,7 +320,7 @@ func (s *spec) balancer(vip string, port int32, protocol corev1.Protocol, flags,
 		return
 	}
 	target := to[0].port
-	if s.has[targetPorts] {
+	if s.has[targetPorts] && len(last) > 0 { // none has a hint for this zone
 		target = last[len(last)-1].port
 	}
 	if vip == v.clusterIP && s.overlay() {
