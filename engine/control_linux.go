@@ -95,26 +95,24 @@ func checkDead(path string) error {
 
 // listenFree listens at an address that need not be on an interface.
 func listenFree(at netip.AddrPort) (net.Listener, error) {
-	l, _, err := listenWith(at, option{unix.SOL_IP, unix.IP_FREEBIND})
+	l, _, err := listenAt(at, false)
 	return l, err
 }
 
-// option is one of a socket that is set to 1.
-type option struct{ level, name int }
-
-func listenWith(at netip.AddrPort, options ...option) (net.Listener, syscall.RawConn, error) {
-	var c syscall.RawConn
+// listenAt listens alone, or where another process of the same user may listen, too.
+func listenAt(at netip.AddrPort, shared bool) (l net.Listener, c syscall.RawConn, err error) {
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		c = raw
-		return control(c, func(fd int) (err error) {
-			for _, o := range options {
-				err = cmp.Or(err, unix.SetsockoptInt(fd, o.level, o.name, 1))
+		return control(c, func(fd int) error {
+			err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1)
+			if err == nil && shared {
+				err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 			}
 			return err
 		})
 	}}
 	config.SetMultipathTCP(false) // which has no programs that choose a socket
-	l, err := config.Listen(context.Background(), "tcp", at.String())
+	l, err = config.Listen(context.Background(), "tcp", at.String())
 	return l, c, err
 }
 
@@ -122,8 +120,7 @@ func listenWith(at netip.AddrPort, options ...option) (net.Listener, syscall.Raw
 // younger one of two, and the other one can end. A program tells the kernel the socket's number. If there is only one
 // socket, the kernel takes that.
 func listenShared(at netip.AddrPort) (net.Listener, error) {
-	l, c, err := listenWith(at,
-		option{unix.SOL_IP, unix.IP_FREEBIND}, option{unix.SOL_SOCKET, unix.SO_REUSEPORT})
+	l, c, err := listenAt(at, true)
 	if err != nil {
 		return nil, err
 	}

@@ -217,11 +217,13 @@ func (c *checks) end(at netip.AddrPort) {
 
 // listen opens the server of a row, or that of /healthz.
 func (c *checks) listen(at netip.AddrPort, row *model.Health, log *slog.Logger) error {
-	bind := c.bind
+	var listener net.Listener
+	var err error
 	if row == nil {
-		bind = func(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) }
+		listener, err = net.Listen("tcp", at.String())
+	} else {
+		listener, err = c.bind(at)
 	}
-	listener, err := bind(at)
 	if err != nil {
 		err = fmt.Errorf("%w on %s: %w", ErrNotListening, at, err)
 		if c.refused[at] == nil {

@@ -48,17 +48,22 @@ func (p *orphanPlane) ResetOrphans(_ context.Context, gone dataplane.Gone) (int,
 	return 0, nil
 }
 
+// startOrphans starts with a plane whose looks take some time.
+func (r *rig) startOrphans(reset bool, took time.Duration) (p *orphanPlane) {
+	r.start(func(o *Options) {
+		p = &orphanPlane{Dataplane: o.Plane, took: took}
+		o.Plane, o.ResetOrphans = p, reset
+	})
+	return p
+}
+
 // TestEngine_orphans: a backend is gone if no pool has it any more, for a time. The plane is asked nothing else.
 func TestEngine_orphans(t *testing.T) {
 	for name, wanted := range map[string]bool{"on": true, "off": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
-				var p *orphanPlane
-				r.start(func(o *Options) {
-					p = &orphanPlane{Dataplane: o.Plane}
-					o.Plane, o.ResetOrphans = p, wanted
-				})
+				p := r.startOrphans(wanted, 0)
 				r.send(web(1, "10.244.1.2", "10.244.1.3", "10.244.1.4"))
 				bubble.Pass(time.Minute)
 				r.send(web(2, "10.244.1.2", "10.244.1.3"))
@@ -100,11 +105,7 @@ func TestEngine_orphans(t *testing.T) {
 func TestEngine_orphansMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		var p *orphanPlane
-		r.start(func(o *Options) {
-			p = &orphanPlane{Dataplane: o.Plane}
-			o.Plane, o.ResetOrphans = p, true
-		})
+		p := r.startOrphans(true, 0)
 		var many []string
 		for i := range maxGone + 1 {
 			many = append(many, netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}).String())
@@ -128,11 +129,7 @@ func TestEngine_orphansRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const took, minutes, each = 500 * time.Millisecond, 10, 2 * time.Second
 		r := newRig(t)
-		var p *orphanPlane
-		r.start(func(o *Options) {
-			p = &orphanPlane{Dataplane: o.Plane, took: took}
-			o.Plane, o.ResetOrphans = p, true
-		})
+		p := r.startOrphans(true, took)
 		for i := range int(minutes * time.Minute / each) {
 			r.send(web(1, fmt.Sprint("10.244.1.", 2+i%2)))
 			bubble.Pass(each)

@@ -266,7 +266,8 @@ func (s *Slice) object() string {
 // health adds a health check server on each address where load balancers may ask. It counts addresses: an endpoint that
 // serves two ports is one.
 func (c *compiler) health(ip netip.Addr) {
-	if c.service.HealthCheckNodePort == 0 {
+	all := c.service.healthChecks(c.view)
+	if len(all) == 0 {
 		return
 	}
 	if c.notListening {
@@ -277,7 +278,7 @@ func (c *compiler) health(ip netip.Addr) {
 	}
 	slices.SortFunc(c.ready, netip.Addr.Compare)
 	c.ready = slices.Compact(c.ready)
-	for _, claim := range c.service.healthChecks(c.view) {
+	for _, claim := range all {
 		at := address{AddrPort: claim.claim().addrPort(), kind: claim.at}
 		if claim.addr.Is4() == ip.Is4() && c.takes(at, model.TCP) {
 			c.rows.claims = append(c.rows.claims, claim)
