@@ -76,7 +76,7 @@ func (t *table) countServed(p *Plane, tally dataplane.Tally) error {
 		sets[served] = ofNumber
 	case dataplane.PerBackend:
 		sets[backends] = ofHandle
-		for shard := range shards {
+		for shard := range t.shards {
 			sets[slots+shard] = ofNumber
 		}
 	}

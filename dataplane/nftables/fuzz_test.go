@@ -58,7 +58,7 @@ func sparse(t testing.TB) []byte {
 	of := newTable(nft.Families[0], dataplane.DefaultMark, tx)
 	for number := range uint32(8) {
 		backend := nft.EncodeBackend(netip.MustParseAddrPort("10.244.1.2:80"))
-		of.Element(unix.NFT_MSG_NEWSETELEM, slots+shardOf(number), slotKey(number, maxIndex), backend)
+		of.Element(unix.NFT_MSG_NEWSETELEM, slots+of.shardOf(number), slotKey(number, maxIndex), backend)
 	}
 	if err := tx.Send(k.Socket, tx.Steps); err != nil {
 		t.Fatal(err)

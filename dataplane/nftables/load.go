@@ -23,6 +23,7 @@ func (p *Plane) load(t *table) error {
 	if err := t.Load(p.ruleset.Socket, t.knownChains()); err != nil || !t.Exists || t.Foreign {
 		return err
 	}
+	t.divide(t.foundShards())
 	for i, s := range t.Sets {
 		if !t.FoundSets[s.Name] {
 			continue
@@ -61,7 +62,7 @@ func (t *table) loadSet(c *nfnetlink.Socket, i int) (err error) {
 			return backend
 		})
 		all = slices.DeleteFunc(all, func(s placed[netip.AddrPort]) bool {
-			stray := shardOf(s.number) != i-slots
+			stray := t.shardOf(s.number) != i-slots
 			if stray {
 				t.Found(i)[string(slotKey(s.number, int(s.index)))] = ""
 			}

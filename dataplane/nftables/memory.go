@@ -39,6 +39,9 @@ func memoryNumber(name string) (uint32, bool) {
 
 // ownSet is the form of the sets that not every table has.
 func (t *table) ownSet(name string) *nft.Set {
+	if isShard(name) {
+		return shardSet(t.Family, 0)
+	}
 	if _, ok := memoryNumber(name); !ok {
 		return nil
 	}

@@ -11,9 +11,9 @@
 //
 // A Frontend row is one element of a frontends map. It says which class treats its packets (verdict, SNAT; one of
 // fifteen), how many slots its pool has, and which pool that is. A backend is one element of slots, of which there are
-// sixteen maps. So a change of an endpoint or a Service changes a few data elements. nf_tables re-examines all elements
-// of a verdict map when one is added, but not those of a data map. Only a pool with affinity has rules of its own
-// (memory.go), so that its clients have a memory of their own.
+// several maps (shard.go). So a change of an endpoint or a Service changes a few data elements. nf_tables re-examines
+// all elements of a verdict map when one is added, but not those of a data map. Only a pool with affinity has rules of
+// its own (memory.go), so that its clients have a memory of their own.
 //
 // These chains see the first packet of a connection only. Connections that conntrack knows live on.
 package nftables

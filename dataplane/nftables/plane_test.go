@@ -273,6 +273,38 @@ func TestPlane_repairs(t *testing.T) {
 	}
 }
 
+// TestPlane_shards: where there are many slots when a table is made, they are in more maps, which a new process finds.
+func TestPlane_shards(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		s := parse(t, example)
+		for i := range 17 {
+			id := model.PoolID{Service: fmt.Sprintf("default/large-%d:http", i)}
+			pool := model.Pool{}
+			for j := range slotsPerShard {
+				a := address(false, 10, byte(200+i), byte(j>>8), byte(j))
+				pool.Backends = append(pool.Backends, model.Backend{Addr: a, Port: 80, Weight: 1})
+			}
+			s.Pools[id] = pool
+			s.Frontends[model.Key{Addr: address(false, 10, 96, 1, byte(i)), Port: 80, Protocol: model.TCP}] =
+				model.Frontend{Service: id.Service, Verdict: model.Forward, Pool: id}
+		}
+		p := newPlane(t, dataplane.Config{})
+		defer p.Close()
+		check(t, p.Sync(context.Background(), s))
+		if drifts := audit(t, s); len(drifts) > 0 {
+			t.Errorf("%d drifts, the first: %s", len(drifts), drifts[0])
+		}
+		runNFT(t, "flush map ip fairlead slots-17")
+		if drifts := audit(t, s); len(drifts) < slotsPerShard {
+			t.Errorf("of at least %d slots that are missing, an audit finds %d", slotsPerShard, len(drifts))
+		}
+		check(t, p.Sync(context.Background(), s))
+		if drifts := audit(t, s); len(drifts) > 0 {
+			t.Errorf("%d drifts after Sync, the first: %s", len(drifts), drifts[0])
+		}
+	})
+}
+
 // A change on a ruleset that another program has flushed fails as a whole. More is missing than the objects that it was
 // about.
 func TestPlane_changeAfterFlush(t *testing.T) {
@@ -355,7 +387,7 @@ func TestPlane_heaviest(t *testing.T) {
 			if drifts := audit(t, next); len(drifts) > 0 {
 				t.Errorf("%d drifts, the first: %s", len(drifts), drifts[0])
 			}
-			slots := shardName(shardOf(p.tables[0].pools[id].number))
+			slots := shardName(p.tables[0].pools[id].size.shard)
 			backends := runNFT(t, "list map ip fairlead "+slots)
 			if affinity > 0 {
 				backends, slots = runNFT(t, "list map ip fairlead backends"), "choices"

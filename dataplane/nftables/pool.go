@@ -126,7 +126,7 @@ func (t *table) setSlot(p *pool, i int, old, backend netip.AddrPort) {
 	if old == backend {
 		return
 	}
-	set, key := slots+shardOf(p.number), slotKey(p.number, i)
+	set, key := slots+t.shardOf(p.number), slotKey(p.number, i)
 	if p.names != nil {
 		set = choices
 	}
@@ -222,7 +222,7 @@ func (p *pool) counter() nft.Entry { return nft.Entry{Set: served, Key: string(n
 // redirect leads the frontends of a pool to the one that takes its place, and to all slots that it has now.
 func (t *table) redirect(old, p *pool) error {
 	was := p.size
-	p.size = sizeOf(p.slots.len(), p.names != nil, shardOf(p.number))
+	p.size = sizeOf(p.slots.len(), p.names != nil, t.shardOf(p.number))
 	if err := t.choose(p.size); err != nil || old == nil || old == p && was == p.size {
 		return err
 	}

@@ -25,6 +25,9 @@ import (
 // syncPools makes the steps from the pools that load found to those of s, with all that rows are made of. The rows
 // themselves are as they were.
 func (t *table) syncPools(s *model.State) error {
+	if !t.Exists {
+		t.divide(t.wantedShards(s))
+	}
 	if err := t.structure(); err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"encoding/binary"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -26,44 +25,27 @@ const (
 	hairpin
 	served
 	hooked
-	slots // the first of as many as there are shards
+	slots // the first of table.shards
 )
-
-// shards are the maps that slots are in, by the number of their pool. The kernel lists a map in time that grows with
-// the square of its elements: for each message it walks from the start to where it was (nft_rhash_walk in its
-// net/netfilter/nft_set_hash.c). And it walks all of a map when a chain refers to it for the first time
-// (nf_tables_bind_set in its net/netfilter/nf_tables_api.c).
-const shards = 16
-
-func shardOf(number uint32) int { return int(number % shards) }
-
-// shardName is the name of one of these maps.
-func shardName(shard int) string {
-	if shard == 0 {
-		return "slots"
-	}
-	return fmt.Sprint("slots-", shard)
-}
 
 // sets are those of every table. For keys of 32 bits, and a size that is known, the kernel has a table that is faster
 // (nft_hash_lookup_fast in its net/netfilter/nft_set_hash.c).
 func sets(f nft.Family) []*nft.Set {
-	slotKey, number := []nft.Field{nft.Priority, nft.Index}, []nft.Field{nft.Priority}
-	backend := []nft.Field{f.Address, nft.Port}
+	number, backend := []nft.Field{nft.Priority}, []nft.Field{f.Address, nft.Port}
 	all := append(f.CommonSets(),
 		&nft.Set{Name: "frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: number},
 		&nft.Set{Name: "internal-frontends", Flags: unix.NFT_SET_MAP, Key: f.FrontendKey(), Data: number},
-		&nft.Set{Name: "choices", Flags: unix.NFT_SET_MAP, Key: slotKey, Data: number},
+		&nft.Set{Name: "choices", Flags: unix.NFT_SET_MAP, Key: slotFields(), Data: number},
 		&nft.Set{Name: "backends", Flags: unix.NFT_SET_MAP, Key: number, Data: backend},
 		&nft.Set{Name: "classes", Flags: unix.NFT_SET_MAP, Key: number, Jump: true, Maximum: 2 << classBits},
-		&nft.Set{Name: "choosers", Flags: unix.NFT_SET_MAP, Key: number, Jump: true, Maximum: shards << sizeBits},
+		&nft.Set{Name: "choosers", Flags: unix.NFT_SET_MAP, Key: number, Jump: true, Maximum: leastShards << sizeBits},
 		&nft.Set{Name: "memories", Flags: unix.NFT_SET_MAP, Key: number},
 		f.Hairpins(),
 		&nft.Set{Name: "served", Key: number},
 		&nft.Set{Name: "hooked", Key: f.FrontendKey(), Shared: true},
 	)
-	for shard := range shards {
-		all = append(all, &nft.Set{Name: shardName(shard), Flags: unix.NFT_SET_MAP, Key: slotKey, Data: backend})
+	for shard := range leastShards {
+		all = append(all, shardSet(f, shard))
 	}
 	return all
 }
@@ -234,7 +216,7 @@ func (t *table) serve() []nft.Chain {
 			[]nft.Rule{nft.NewRule("class", load, nft.Bits(0, classMask, 0), nft.Follow("classes"))},
 			t.countPool(load),
 			[]nft.Rule{
-				nft.NewRule("choose", load, nft.Bits(0, sizeMask|shards-1, 0), nft.Follow("choosers")),
+				nft.NewRule("choose", load, nft.Bits(0, sizeMask|uint32(t.shards-1), 0), nft.Follow("choosers")),
 				nft.NewRule("affinity", load, nft.Bits(0, affinityMask, 0), nft.Follow("memories")),
 				known,
 				nft.NewRule("the chosen backend is gone", nft.Drop()),

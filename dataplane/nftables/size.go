@@ -160,7 +160,7 @@ func random(n int) any {
 func (t *table) adoptSizes() error {
 	var errs []error
 	for key, chain := range maps.Clone(t.Found(choosers)) {
-		s := size{named: strings.HasSuffix(chain, "-named"), shard: shardOf(nft.Number([]byte(key)))}
+		s := size{named: strings.HasSuffix(chain, "-named"), shard: t.shardOf(nft.Number([]byte(key)))}
 		_, err := fmt.Sscanf(chain, "choose-%d", &s.slots)
 		named := s.chain() == chain && key == string(nft.Native(s.id()))
 		if err == nil && s.slots > 0 && s == sizeOf(s.slots, s.named, s.shard) && named {

@@ -59,7 +59,7 @@ func TestSize(t *testing.T) {
 	seen, last := map[uint32]size{}, size{}
 	for slots := 1; slots <= 1<<21; slots++ {
 		for i := range 4 {
-			s := sizeOf(slots, i&1 == 1, i&2*(shards-1)/2)
+			s := sizeOf(slots, i&1 == 1, i&2*(mostShards-1)/2)
 			if s == last {
 				continue
 			}
@@ -67,7 +67,7 @@ func TestSize(t *testing.T) {
 				t.Fatalf("%+v and %+v have the number %#x", s, other, s.id())
 			}
 			seen[s.id()] = s
-			if s.id()&^(sizeMask|shards-1) != 0 || s.slots < slots || s.slots > slots+slots/8 || s.slots > exactSizes && s.below() >= slots {
+			if s.id()&^(sizeMask|mostShards-1) != 0 || s.slots < slots || s.slots > slots+slots/8 || s.slots > exactSizes && s.below() >= slots {
 				t.Fatalf("%d slots: %+v with the number %#x, below it %d", slots, s, s.id(), s.below())
 			}
 		}

@@ -34,6 +34,7 @@ type table struct {
 	byName map[uint32]model.PoolID // by number, for people; made when first asked
 	found  found
 
+	shards   int // maps of slots; see shard.go
 	numbers  ids // of pools
 	stickies ids // of the names of pools
 
@@ -61,6 +62,7 @@ func newTable(f nft.Family, mark uint32, tx *nft.Transaction) *table {
 		Table: nft.NewTable(nft.Table{Family: f, Name: tableName, Mark: mark, Sets: sets(f), Tx: tx}),
 		rows:  map[model.Key]row{}, pools: map[model.PoolID]*pool{}, sizes: map[size]bool{},
 		found:    found{map[uint32]packed{}, map[uint32][]handle{}},
+		shards:   leastShards,
 		numbers:  ids{next: 1, max: poolMask},
 		stickies: ids{next: minAffinity, first: minAffinity, max: maxAffinity},
 		backends: map[handle]netip.AddrPort{},

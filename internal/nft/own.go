@@ -49,6 +49,11 @@ func NewTable(t Table) Table {
 	return t
 }
 
+// Add lets the table have one more set, with the next number.
+func (t *Table) Add(s *Set) {
+	t.Sets, t.found = append(t.Sets, s), append(t.found, map[string]string{})
+}
+
 // Find reads the elements that the kernel holds of a set. They go by Sweep, unless a row owns them by then.
 func (t *Table) Find(c *nfnetlink.Socket, set int) error {
 	found, verdicts := t.found[set], t.Sets[set].Verdicts()
