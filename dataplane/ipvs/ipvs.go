@@ -174,7 +174,11 @@ func (p *Plane) read(s *model.State) (*kernel, error) {
 	if err := p.locals.loadAll(); err != nil {
 		return nil, err
 	}
-	return k, p.readServers(k, s)
+	err := p.readServers(k, s)
+	if k.tx.Replaces() {
+		k.avoid(k.servers.held)
+	}
+	return k, err
 }
 
 // readServers finds out which virtual servers are ours, as IPVS does not record their owner. They are those with our
@@ -198,13 +202,14 @@ func (p *Plane) readServers(k *kernel, s *model.State) error {
 // work is what leads from what the kernel holds to a State. Its order is: records of what will be ours, new virtual and
 // real servers, the table, routes, and servers and records that are gone.
 type work struct {
-	servers plan
-	records nft.Transaction
-	table   nft.Transaction
-	add     []netip.Prefix // local routes
-	forget  bool
-	// takeSessions has the pools remember what other planes do; nil: they do not. The tables are there then, and nothing
-	// leads to the pools yet.
+	servers  plan
+	records  nft.Transaction
+	table    nft.Transaction
+	replaces bool           // table takes the place of one of another version, which serves until then
+	add      []netip.Prefix // local routes
+	forget   bool
+	// takeSessions has the pools remember what other planes do; nil: they do not. The tables are there then. Nothing leads
+	// to the pools yet, unless the tables replace others.
 	takeSessions func()
 }
 
@@ -212,7 +217,9 @@ type work struct {
 func (k *kernel) plan(s *model.State, w *changes, l *locals) (*work, error) {
 	todo := &work{forget: w.forget}
 	k.planServers(w, todo)
-	todo.records, *k.tx = *k.tx, nft.Transaction{}
+	if todo.replaces = k.tx.Replaces(); !todo.replaces {
+		todo.records, *k.tx = *k.tx, nft.Transaction{}
+	}
 	err := k.planTables(s, w)
 	todo.add = k.planLocals(l, w)
 	todo.table, *k.tx = *k.tx, nft.Transaction{}
@@ -471,7 +478,8 @@ func (p *Plane) countLocals(k *kernel, s *model.State, c model.Change) {
 // IPVS, the table, and routes cannot be changed together. The order lets each packet in between find either the old way
 // or the new one:
 //
-//   - The record of a virtual server comes before it, so that a process that starts after a crash knows it for ours.
+//   - The record of a virtual server comes before it, so that a process that starts after a crash knows it for ours. If
+//     the table replaces one of another version, that is complete until then, and records come with the table.
 //   - Virtual servers are complete before the table marks packets for them, and that before the address is local. A
 //     packet for a local address that IPVS does not know is the node's own, and refused.
 //   - Virtual servers go when the table does not lead to them any more, and routes when there are no virtual servers.
@@ -481,11 +489,12 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	soft := func(err error) error { return soften(err, &refused) }
 	for _, step := range []func() error{
 		func() error { return soft(p.ruleset.Commit(&todo.records)) },
-		func() error { todo.takeIn(); return nil },
+		func() error { todo.takeIn(!todo.replaces); return nil },
 		func() error { return soft(k.servers.perform(todo.servers.first)) },
 		func() error { return soft(p.substitute(k, todo)) },
 		func() error { return k.refuse(&todo.table, len(refused) > 0) },
 		func() error { return soft(p.ruleset.Commit(&todo.table)) },
+		func() error { todo.takeIn(todo.replaces); return nil },
 		func() error { return soft(p.locals.add(todo.add)) },
 		func() error { return soft(k.servers.perform(todo.servers.last)) },
 		func() error { return soft(k.servers.endAll(todo.servers.ended)) },
@@ -502,8 +511,8 @@ func (p *Plane) perform(k *kernel, todo *work) error {
 	return errors.Join(refused...)
 }
 
-func (w *work) takeIn() {
-	if w.takeSessions != nil {
+func (w *work) takeIn(now bool) {
+	if now && w.takeSessions != nil {
 		w.takeSessions()
 	}
 }

@@ -58,6 +58,7 @@ func (n *namespace) startsDraining() {
 	n.expectLeftover(dataplane.Leftover{})
 	n.startDraining(0)
 	n.sync(example)
+	n.run("nft", "add", "set", "ip", "fairlead-ipvs", "other", "{ type mark; }") // of another version
 	n.expectLeftover(dataplane.Leftover{Rules: true})
 	n.startDraining(1)
 	n.expectLeftover(dataplane.Leftover{Rules: true, Retired: true})

@@ -16,16 +16,16 @@ func (p *Plane) load(t *table) error {
 	if err := t.Load(p.ruleset.Socket, t.constantChains()); err != nil || !t.Exists {
 		return err
 	}
-	if t.Foreign {
-		return t.loadRecords(p.ruleset.Socket)
-	}
 	for i, s := range t.Sets {
-		if !t.FoundSets[s.Name] {
+		if t.Foreign || !t.FoundSets[s.Name] {
 			continue
 		}
 		if err := t.Find(p.ruleset.Socket, i); err != nil {
 			return fmt.Errorf("list %s: set %s: %w", t, s.Name, err)
 		}
+	}
+	if t.Foreign {
+		return t.loadRecords(p.ruleset.Socket)
 	}
 	for key, chain := range t.Found(classes) {
 		id := nft.Token(nft.Number([]byte(key))).Class()

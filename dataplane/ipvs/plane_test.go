@@ -389,19 +389,37 @@ func (n *namespace) others() {
 	}
 }
 
-// anotherVersion finds tables that this one would not have made.
+// anotherVersion finds tables that this one would not have made. They serve until others take their place.
 func (n *namespace) anotherVersion() {
 	before := n.kernel()
-	n.sync(example)
-	n.run("nft", "add", "set", "ip", "fairlead-ipvs", "other", "{ type mark; }")
-	n.sync(example)
-	if drifts := n.audit(example); len(drifts) > 0 {
-		n.Errorf("drifts: %s", drifts)
+	for _, foreign := range [][]string{
+		{"add", "set", "ip", "fairlead-ipvs", "other", "{ type mark; }"},
+		{"add", "element", "ip", "fairlead-ipvs", "classes", "{ 0x7fffffff : drop }"},
+	} {
+		n.sync(example)
+		n.run("nft", foreign...)
+		n.run("ipvsadm", "-D", "-t", "203.0.113.1:80")
+		p, err := ipvs.New(n.options)(dataplane.Config{Fault: func(operation string) error {
+			table := n.run("nft", "list", "table", "ip", "fairlead-ipvs")
+			if !strings.Contains(table, "hook input") || !strings.Contains(table, "goto refuse") {
+				n.Errorf("before %q there are no rules", operation)
+			}
+			return nil
+		}})
+		n.check(err)
+		n.check(errors.Join(p.Sync(context.Background(), n.parse(example)), p.Close()))
+		if drifts := n.audit(example); len(drifts) > 0 {
+			n.Errorf("drifts: %s", drifts)
+		}
+		// The mark of the table that served was its own until then.
+		n.equal(blocks(n.servers()), strings.Replace(exampleServers, "FA100001", "FA100003", 1))
+		n.run("nft", foreign...)
+		n.sync("")
+		n.equal(n.servers(), "")
+		n.run("nft", foreign...)
+		n.check(n.open().Remove(context.Background()))
+		n.equal(n.kernel(), before)
 	}
-	n.equal(blocks(n.servers()), exampleServers)
-	n.run("nft", "add", "set", "ip", "fairlead-ipvs", "other", "{ type mark; }")
-	n.check(n.open().Remove(context.Background()))
-	n.equal(n.kernel(), before)
 }
 
 // takesOver finds virtual servers that kube-proxy may have made where its own shall be.

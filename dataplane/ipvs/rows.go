@@ -244,6 +244,15 @@ func (r *rows) adopt(s *model.State, tables []*table) {
 	}
 }
 
+// avoid gives pools no numbers of virtual servers that are there. A table of another version leads to these.
+func (r *rows) avoid(held map[ipvs.Key]*server) {
+	for key := range held {
+		n := key.Mark & nft.PoolMask
+		numbers := &r.numbers[n%2]
+		numbers.next, numbers.free = max(numbers.next, n+2), nil
+	}
+}
+
 // server is what a virtual server should be; nil: it should not be.
 func (r *rows) server(key ipvs.Key, o Options) *server {
 	id, ok := r.wanted[key]

@@ -16,8 +16,8 @@ const maxRefusals = 16
 // Commit has send perform the steps in as few kernel transactions as their size allows. The error is
 // dataplane.ErrPartial if all but a few steps, which the kernel refuses, have been done.
 func (t *Transaction) Commit(c *nfnetlink.Socket, send func(steps []Step) error) error {
-	if slices.ContainsFunc(t.Steps, func(s Step) bool { return s.Verb == unix.NFT_MSG_DELTABLE }) {
-		return send(t.Steps) // all or none: a new table takes the place of the old one
+	if t.Replaces() {
+		return send(t.Steps) // all or none
 	}
 	var errs []error
 	for steps := range t.Chunks(c, chunkSize) {
@@ -28,6 +28,11 @@ func (t *Transaction) Commit(c *nfnetlink.Socket, send func(steps []Step) error)
 		return err
 	}
 	return dataplane.Partial(err)
+}
+
+// Replaces reports whether a new table takes the place of an old one, or of none.
+func (t *Transaction) Replaces() bool {
+	return slices.ContainsFunc(t.Steps, func(s Step) bool { return s.Verb == unix.NFT_MSG_DELTABLE })
 }
 
 // isolate performs steps in one kernel transaction. If the kernel refuses it, isolate splits it into ever smaller ones,

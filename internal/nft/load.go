@@ -14,7 +14,8 @@ import (
 )
 
 // Load reads what the kernel holds in the table, but for elements; the chains are those of Structure. A table whose
-// sets or base chains differ from ours, because another version made them, is not taken over: it is Foreign.
+// sets or base chains differ from ours, because another version made them, is not taken over: it is Foreign. It may
+// have to be emptied.
 func (t *Table) Load(c *nfnetlink.Socket, chains []Chain) error {
 	for _, step := range []func() error{
 		func() error { return t.LoadTable(c) },
@@ -25,7 +26,7 @@ func (t *Table) Load(c *nfnetlink.Socket, chains []Chain) error {
 		if err := step(); err != nil {
 			return fmt.Errorf("list %s: %w", t, err)
 		}
-		if !t.Exists || t.Foreign {
+		if !t.Exists {
 			return nil
 		}
 	}
