@@ -12,9 +12,9 @@ import (
 	"fairlead.dev/fairlead/model"
 )
 
-// Slots are in several maps, the shards: a pool's are in the one that the last bits of its number name. The kernel lists
-// a map in time that grows with the square of its elements: for each message it walks from the start to where it was
-// (nft_rhash_walk in its net/netfilter/nft_set_hash.c). And it walks all of a map when a chain refers to it for the
+// Slots are in several maps, the shards: a pool's are in the one that the last bits of its number name. The kernel
+// lists a map in time that grows with the square of its elements: for each message it walks from the start to where it
+// was (nft_rhash_walk in its net/netfilter/nft_set_hash.c). And it walks all of a map when a chain refers to it for the
 // first time (nf_tables_bind_set in its net/netfilter/nf_tables_api.c). How many there are, a power of two, is decided
 // when the table is made.
 const (
