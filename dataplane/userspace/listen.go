@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
@@ -153,7 +154,7 @@ func (l *listeners) report(c dataplane.Config) {
 		case errors.Is(err, unix.EACCES):
 			ports = append(ports, e.String())
 		default:
-			c.Log.Warn("cannot listen for a destination, which is not served", "destination", e.String(), "error", err)
+			unserved(c.Log)(e, err)
 		}
 		l.reported[e] = true
 	}
@@ -168,6 +169,13 @@ func (l *listeners) report(c dataplane.Config) {
 	}
 }
 
+// unserved names a destination that is not served.
+func unserved(log *slog.Logger) func(relay.Endpoint, error) {
+	return func(e relay.Endpoint, err error) {
+		log.Warn("cannot listen for a destination, which is not served", "destination", e.String(), "error", err)
+	}
+}
+
 // listens reports whether there are no rules.
 func (p *Plane) listens() bool { return p.options.Redirect == ByListening }
 
@@ -177,7 +185,7 @@ func (p *Plane) syncListeners(_ context.Context, s *model.State) error {
 		return err
 	}
 	if p.proxy == nil {
-		p.proxy = newProxy(p.options, p.namespace)
+		p.proxy = newProxy(p.options, p.namespace, p.config.Logger())
 		p.proxy.listeners = newListeners(p.proxy)
 	}
 	p.proxy.Rows.Replace(s)

@@ -834,6 +834,50 @@ func TestDatagram_port(t *testing.T) {
 	}
 }
 
+// TestDatagram_portTaken: another program has the port, so that no answer can come from there. The log says so, once.
+func TestDatagram_portTaken(t *testing.T) {
+	n := start(t, userspace.Options{})
+	if err := n.plane.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var log testbed.Output
+	n.plane = n.openOther(userspace.New(userspace.Options{Redirect: userspace.ByTPROXY}),
+		dataplane.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	const taken = "192.0.2.1:53"
+	other := n.datagrams(testbed.Node, taken)
+	s, err := model.ParseState("pods 10.244.0.0/16\npool default/dns cluster\nbackend default/dns cluster 10.244.1.11:5353\n" +
+		"frontend " + taken + "/udp any forward default/dns cluster snat never\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.resync(s)
+	ask := func() error {
+		o, err := n.bed.Probe(t.Context(), testbed.Probe{
+			From: "client", To: netip.MustParseAddrPort(taken), Protocol: model.UDP, Timeout: 100 * time.Millisecond,
+		})
+		if err == nil && o.Result != testbed.Answered {
+			err = errors.New(o.Result.String())
+		}
+		return err
+	}
+	const want = `level=WARN msg="cannot listen for a destination, which is not served" destination=` + taken + "/udp"
+	eventually.Nil(t, "a line in the log", func() error {
+		if err := ask(); err == nil {
+			return errors.New("there is an answer")
+		}
+		if !strings.Contains(log.String(), want) {
+			return errors.New(log.String())
+		}
+		return nil
+	})
+	_ = ask()
+	if log := log.String(); strings.Count(log, want) != 1 {
+		t.Error(log)
+	}
+	_ = other.Close()
+	eventually.Nil(t, "an answer", ask)
+}
+
 // TestDatagram_backendGone has a client go on talking from one port when its backend has stopped serving.
 func TestDatagram_backendGone(t *testing.T) { byEachWay(t, testDatagramBackendGone) }
 

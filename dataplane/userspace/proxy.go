@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -29,13 +30,14 @@ type proxy struct {
 	spare     []uint16    // ports for flows, see connectAs
 }
 
-func newProxy(o Options, sockets namespace.Namespace) *proxy {
+func newProxy(o Options, sockets namespace.Namespace, log *slog.Logger) *proxy {
 	p := &proxy{way: o.Redirect, sockets: sockets}
 	options := relay.Options{
 		DialTimeout: o.DialTimeout, Dials: o.Dials, IdleTimeout: o.IdleTimeout, HalfClosedTimeout: o.HalfClosedTimeout,
 		FlowTimeout: o.FlowTimeout, StreamTimeout: o.StreamTimeout,
 		MaxConnections: o.MaxConnections, MaxFlows: o.MaxFlows, Extra: extraFiles(),
 		SideBySide: o.Redirect == ByNAT, Original: p.original,
+		Unserved: unserved(log),
 	}
 	if o.Redirect == ByTPROXY || o.Redirect == ByNAT {
 		options.Connect = p.connect

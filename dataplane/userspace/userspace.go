@@ -358,7 +358,7 @@ func (p *Plane) serve(s *model.State) error {
 	if err := p.config.Inject("userspace listen"); err != nil {
 		return err
 	}
-	proxy := newProxy(p.options, p.namespace)
+	proxy := newProxy(p.options, p.namespace, p.config.Logger())
 	proxy.sourceNAT = &sourceNAT{ruleset: p.ruleset, tables: [2]*table{p.newTable(0, nil), p.newTable(1, nil)}}
 	proxy.Rows.Replace(s)
 	if !p.translates() {

@@ -40,6 +40,9 @@ type Options struct {
 	SideBySide bool
 	// Original is the destination of a datagram that was redirected to a socket of the process.
 	Original func(client, own netip.AddrPort) (netip.AddrPort, error)
+	// Unserved is told, once, of a destination of UDP whose port another program has, so that no answer can come from
+	// there.
+	Unserved func(Endpoint, error)
 }
 
 // Proxy is what one process relays.
@@ -65,6 +68,7 @@ type Proxy struct {
 	turned              *turnedAway
 	outcomes            outcomes
 	legs                sync.Map // of TCP: the leg of each *connection that has a backend
+	told                sync.Map // destinations of which Options.Unserved was told
 	files               *files
 }
 

@@ -269,8 +269,15 @@ func (p *Proxy) connectFlow(f *flow, at Packet) error {
 		f.carried.Open.Add(1)
 	}
 	f.mu.Unlock()
-	if err = p.add(f, at); isExhausted(err) {
+	err = p.add(f, at)
+	switch {
+	case isExhausted(err):
 		p.turned.count(&f.decision, tooManyFiles)
+	case errors.Is(err, unix.EADDRINUSE):
+		e := EndpointOf(f.key)
+		if _, told := p.told.LoadOrStore(e, true); !told {
+			p.options.Unserved(e, err)
+		}
 	}
 	return err
 }
