@@ -191,7 +191,7 @@ func New(o Options) *Engine {
 		lastChanges: map[string]LastChange{},
 		problems:    newProblems(),
 		looks:       looks{asked: make(chan service.Ask, maxAsks)},
-		orphans:     orphans{gone: dataplane.Gone{}},
+		orphans:     newOrphans(),
 		rebalances:  rebalances{until: map[model.PoolID]time.Time{}},
 		tidy:        tidy{heap: heap, give: debug.FreeOSMemory},
 	}

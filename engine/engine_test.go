@@ -211,7 +211,7 @@ func web(i int, endpoints ...string) service.Batch {
 	name := service.Name{Namespace: "default", Name: fmt.Sprint("web-", i)}
 	s := &service.Service{
 		Name:       name,
-		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i)})},
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})},
 		Ports:      []service.Port{{Name: "http", Protocol: model.TCP, Port: 80}},
 	}
 	l := &service.Slice{Name: name, Service: name.Name, Ports: []service.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}}}

@@ -124,6 +124,31 @@ func TestEngine_orphansMany(t *testing.T) {
 	})
 }
 
+// TestEngine_orphansShared: where there are so many pools that a search has parts, a backend is not gone while any has it.
+func TestEngine_orphansShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const pools = 3 * searchPart
+		r := newRig(t)
+		p := r.startOrphans(true, 0)
+		for i := range pools {
+			r.send(web(i, "10.244.1.2", "10.244.1.3"))
+		}
+		for i := range pools - 1 {
+			r.send(web(i, "10.244.1.3"))
+		}
+		bubble.Pass(2 * maxOrphanLook)
+		if _, gone := p.told(); gone != "" {
+			t.Errorf("gone is %q, which a pool has", gone)
+		}
+		r.send(web(pools-1, "10.244.1.3"))
+		bubble.Pass(2 * maxOrphanLook)
+		if _, gone := p.told(); gone != "10.244.1.2" {
+			t.Errorf("gone is %q, want the backend that no pool has", gone)
+		}
+		r.stop()
+	})
+}
+
 // TestEngine_orphansRest: looks that take long are rare, also while backends leave all the time.
 func TestEngine_orphansRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
