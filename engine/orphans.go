@@ -85,7 +85,7 @@ func (o *orphans) search(pools map[model.PoolID]model.Pool) bool {
 			return true
 		}
 		o.suspects, o.lost = o.lost, o.suspects
-		o.pools = slices.Collect(maps.Keys(pools))
+		o.pools = slices.AppendSeq(make([]model.PoolID, 0, len(pools)), maps.Keys(pools))
 	}
 	part := o.pools[:min(len(o.pools), searchPart)]
 	for _, id := range part {
