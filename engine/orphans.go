@@ -78,7 +78,7 @@ func forget(p *model.Pool, from ...dataplane.Gone) {
 }
 
 // search looks for pools that still have what others have lost, a part of the pools at once, and reports whether it has
-// seen all. What pools get meanwhile is no matter of its own: see follow.
+// seen all. Of what pools get meanwhile, follow takes care.
 func (o *orphans) search(pools map[model.PoolID]model.Pool) bool {
 	if len(o.suspects) == 0 {
 		if len(o.lost) == 0 {
