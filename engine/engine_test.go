@@ -643,36 +643,70 @@ func TestEngine_reportsProblems(t *testing.T) {
 	})
 }
 
+// shows looks which objects the status names.
+func (r *rig) shows(want string) {
+	r.t.Helper()
+	bubble.Pass(time.Second)
+	var objects []string
+	for _, p := range r.engine.Status().Problems {
+		objects = append(objects, p.Object)
+	}
+	if got := strings.Join(objects, ", "); got != want {
+		r.t.Errorf("the status has %q, should have %q", got, want)
+	}
+}
+
+// A problem stays in the status while it lasts, though its object changes, or another problem of it is over. Neither
+// Source nor Table tells of it again.
+func TestEngine_problemsLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(nil)
+		b := web(1, "10.244.1.2")
+		b.Problems = []service.Problem{{Object: "Service default/web-1", Reason: "bad"}, {Object: "EndpointSlice default/web-1", Reason: "bad"}}
+		r.send(b)
+		r.send(web(1, "10.244.1.3"))
+		r.shows("EndpointSlice default/web-1, Service default/web-1")
+		own := func(ports ...uint16) service.Batch {
+			b := web(2)
+			s := b.Services[0].Is
+			s.ClusterIPs, s.Ports = []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil // the node's
+			for _, port := range ports {
+				s.Ports = append(s.Ports, service.Port{Name: fmt.Sprint(port), Protocol: model.TCP, Port: port})
+			}
+			return b
+		}
+		r.send(own(80, 81))
+		r.shows("EndpointSlice default/web-1, Service default/web-1, Service default/web-2")
+		r.send(own(81))
+		r.shows("EndpointSlice default/web-1, Service default/web-1, Service default/web-2")
+		r.send(service.Batch{Resolved: []string{"Service default/web-1", "EndpointSlice default/web-1"}})
+		r.shows("Service default/web-2")
+		r.send(web(2))
+		r.shows("")
+		r.stop()
+	})
+}
+
 // A problem leaves the status when its Source says that it is over, or when another Source takes over.
 func TestEngine_problemsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.start(nil)
-		shown := func(want string) {
-			t.Helper()
-			bubble.Pass(time.Second)
-			var objects []string
-			for _, p := range r.engine.Status().Problems {
-				objects = append(objects, p.Object)
-			}
-			if got := strings.Join(objects, ", "); got != want {
-				t.Errorf("the status has %q, should have %q", got, want)
-			}
-		}
 		b := web(1, "10.244.1.2")
 		b.Problems = []service.Problem{{Object: "a.yaml:21", Reason: "bad"}, {Object: "Service default/web-1", Reason: "bad"}}
 		r.send(b)
-		shown("a.yaml:21, Service default/web-1")
+		r.shows("a.yaml:21, Service default/web-1")
 		r.send(service.Batch{Resolved: []string{"a.yaml:21"}, Problems: []service.Problem{{Object: "a.yaml:22", Reason: "bad"}}})
-		shown("a.yaml:22, Service default/web-1")
+		r.shows("a.yaml:22, Service default/web-1")
 		r.send(service.Batch{Resolved: []string{"Service default/web-1"}})
-		shown("a.yaml:22")
+		r.shows("a.yaml:22")
 		next := script{make(chan service.Batch, 1), make(chan error, 1)}
 		next.batches <- web(1, "10.244.1.2")
 		if err := r.engine.Replace(t.Context(), Parts{Source: next, Table: newTable(t)}); err != nil {
 			t.Error(err)
 		}
-		shown("")
+		r.shows("")
 		r.stop()
 		if n := strings.Count(r.log.String(), `level=INFO msg="problem is over" object=`); n != 2 {
 			t.Errorf("%d lines say that a problem is over:\n%s", n, r.log.String())

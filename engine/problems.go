@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -22,42 +21,47 @@ const (
 // problems are those that objects have now, as far as "fairlead status" names them. Each namespace has its place, so
 // that one with very many does not hide the others'.
 type problems struct {
-	kept map[string]map[string]service.Problem // by namespace and object; the namespace of files is empty
-	list []service.Problem                     // what is shown; never modified
+	kept map[string]map[string]kept // by namespace and object; the namespace of files is empty
+	list []service.Problem          // what is shown; never modified
 }
 
-func newProblems() problems { return problems{kept: map[string]map[string]service.Problem{}} }
+// kept is a problem. One that was read in the object lasts until its Source says otherwise.
+type kept struct {
+	service.Problem
+	read bool
+}
 
-// note takes in what a Batch has changed, and which problems newly arose and ceased. Remaining are those that the
-// objects of a Service have after as before.
+func newProblems() problems { return problems{kept: map[string]map[string]kept{}} }
+
+// note takes in what a Batch has changed, and which problems newly arose and ceased. Remaining are those that the Table
+// has found in an object, and that last.
 func (p *problems) note(
-	b *service.Batch, arisen []service.Problem, ceased []string, remaining func(service.Name) []service.Problem,
+	b *service.Batch, arisen []service.Problem, ceased []string, remaining func(object string) []service.Problem,
 ) (changed bool) {
-	for name := range b.Slices.All() {
-		kind, object := "EndpointSlice ", name.String()
-		if endpoints, _, mirrored := strings.Cut(name.Name, "/"); mirrored {
-			kind, object = "Endpoints ", name.Namespace+"/"+endpoints
+	arisen = slices.Clip(arisen)
+	again := func(object string, read bool) {
+		if p.forget(object, read) {
+			changed = true
+			arisen = append(arisen, remaining(object)...)
 		}
-		changed = p.forget(kind+object) || changed
+	}
+	for name, s := range b.Services.All() {
+		again("Service "+name.String(), s == nil)
 	}
 	for _, object := range ceased {
-		changed = p.forget(object) || changed
-	}
-	again := func(object string, name service.Name) {
-		if p.forget(object) {
-			changed = true
-			arisen = append(arisen[:len(arisen):len(arisen)], remaining(name)...)
-		}
-	}
-	for name := range b.Services.All() {
-		again("Service "+name.String(), name)
+		again(object, false)
 	}
 	for _, object := range b.Resolved {
-		namespace, name, _ := strings.Cut(strings.TrimPrefix(object, "Service "), "/")
-		again(object, service.Name{Namespace: namespace, Name: name})
+		again(object, true)
+	}
+	for _, problem := range b.Problems { // of one object, the latest are sure to last
+		again(problem.Object, true)
+	}
+	for _, problem := range b.Problems {
+		changed = p.keep(kept{problem, true}) || changed
 	}
 	for _, problem := range arisen {
-		changed = p.keep(problem) || changed
+		changed = p.keep(kept{problem, false}) || changed
 	}
 	if changed {
 		p.list = p.shown()
@@ -78,9 +82,10 @@ func namespaceOf(object string) string {
 	return namespace
 }
 
-func (p *problems) forget(object string) bool {
+// forget forgets the problem of an object, but one that was read only if that is over, too.
+func (p *problems) forget(object string, read bool) bool {
 	namespace := namespaceOf(object)
-	if _, ok := p.kept[namespace][object]; !ok {
+	if was, ok := p.kept[namespace][object]; !ok || was.read && !read {
 		return false
 	}
 	if delete(p.kept[namespace], object); len(p.kept[namespace]) == 0 {
@@ -90,14 +95,14 @@ func (p *problems) forget(object string) bool {
 }
 
 // keep keeps the first problem of each object.
-func (p *problems) keep(problem service.Problem) bool {
+func (p *problems) keep(problem kept) bool {
 	namespace := namespaceOf(problem.Object)
 	of := p.kept[namespace]
 	if _, ok := of[problem.Object]; ok || len(of) >= maxKept || of == nil && len(p.kept) >= maxNamespaces {
 		return false
 	}
 	if of == nil {
-		of = map[string]service.Problem{}
+		of = map[string]kept{}
 		p.kept[namespace] = of
 	}
 	problem.Reason = said.Brief(problem.Reason)
@@ -108,10 +113,10 @@ func (p *problems) keep(problem service.Problem) bool {
 // shown are the first few of each namespace, sorted.
 func (p *problems) shown() (list []service.Problem) {
 	for _, namespace := range slices.Sorted(maps.Keys(p.kept)) {
-		of := slices.SortedFunc(maps.Values(p.kept[namespace]), func(a, b service.Problem) int {
-			return cmp.Compare(a.Object, b.Object)
-		})
-		list = append(list, of[:min(len(of), maxShown)]...)
+		objects := slices.Sorted(maps.Keys(p.kept[namespace]))
+		for _, object := range objects[:min(len(objects), maxShown)] {
+			list = append(list, p.kept[namespace][object].Problem)
+		}
 	}
 	return list[:min(len(list), maxListed)]
 }

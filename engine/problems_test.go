@@ -15,7 +15,7 @@ func TestProblems(t *testing.T) {
 	for i := range 5000 {
 		many = append(many, service.Problem{Object: fmt.Sprintf("Service evil/s%04d", i), Field: "spec", Reason: "is refused"})
 	}
-	none := func(service.Name) []service.Problem { return nil }
+	none := func(string) []service.Problem { return nil }
 	p.note(&service.Batch{}, many, nil, none)
 	one := service.Problem{Object: "Service shop/web", Field: "spec.ports[0]", Reason: "is no port"}
 	p.note(&service.Batch{}, []service.Problem{one, {Object: "evil.yaml", Reason: "cannot be read"}}, nil, none)
@@ -34,7 +34,7 @@ func TestProblems(t *testing.T) {
 		t.Errorf("%d are kept of one namespace", n)
 	}
 	changed := service.Batch{Services: service.One(service.Name{Namespace: "evil", Name: "s0000"}, &service.Service{})}
-	p.note(&changed, nil, nil, func(service.Name) []service.Problem { return many[:1] })
+	p.note(&changed, nil, nil, func(string) []service.Problem { return many[:1] })
 	check("evil.yaml, Service evil/s0000, Service evil/s0001, Service evil/s0002, Service shop/web")
 	p.note(&changed, nil, nil, none)
 	p.note(&service.Batch{}, nil, []string{"Service shop/web"}, none)

@@ -17,7 +17,7 @@ type Batch struct {
 	ServiceCIDRs []netip.Prefix
 	// Addrs are all addresses of this node's interfaces; nil: unchanged.
 	Addrs []netip.Addr
-	// An earlier Problem of these objects, or files, is over. They precede Problems.
+	// Earlier Problems of these objects, or files, are over. They precede Problems, which name those that last.
 	Resolved []string
 	// Problems were found while the objects were read.
 	Problems []Problem

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -561,11 +562,21 @@ func (t *Table) report(service Name, problems []Problem) {
 // concern the object itself.
 func (t *Table) Ceased() []string { return t.ceased }
 
-// Remaining are problems that a Service has, of those that Update has returned.
-func (t *Table) Remaining(name Name) []Problem {
-	all := t.reported[name]
+// Remaining are problems of an object that the Table has found and that last, of those that Update has returned.
+func (t *Table) Remaining(object string) (all []Problem) {
+	kind, text, _ := strings.Cut(object, " ")
+	namespace, text, _ := strings.Cut(text, "/")
+	name := Name{Namespace: namespace, Name: text}
+	if s := t.slices[name]; s != nil && kind == "EndpointSlice" {
+		name.Name = s.Service
+	}
+	for _, p := range t.reported[name] {
+		if p.Object == object {
+			all = append(all, p)
+		}
+	}
 	e := t.entries[name]
-	if e == nil || len(all) > 0 {
+	if e == nil || len(all) > 0 || kind != "Service" {
 		return all
 	}
 	for i := range e.claims {

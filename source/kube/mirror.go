@@ -20,7 +20,8 @@ type mirror struct {
 	source      *Source
 	known       map[service.Name]any // the reader's own values, never changed
 	bad         map[service.Name]flaw
-	resolved    []string // objects that have no problems any more, since update began
+	resolved    []string          // objects of which a problem is over, since update began
+	problems    []service.Problem // that are new since then, and all that last of those objects
 	listed      bool
 	lastMessage atomic.Int64 // the API server's last message about it, or the first request, in Unix nanoseconds
 	lists       atomic.Int64 // how often it was listed
@@ -43,7 +44,8 @@ func (m *mirror) update(f func(*service.Batch)) {
 	m.source.update(func(b *service.Batch) {
 		f(b)
 		b.Resolve(m.resolved...)
-		m.resolved = nil
+		b.Problems = append(b.Problems, m.problems...)
+		m.resolved, m.problems = nil, nil
 	})
 }
 
@@ -109,7 +111,7 @@ func (m *mirror) UpdateResourceVersion(string) { m.lastMessage.Store(time.Now().
 func (m *mirror) Resync() error { return nil }
 
 func (m *mirror) set(b *service.Batch, c *compact) {
-	m.report(b, c)
+	m.report(c)
 	if c.value == nil {
 		m.remove(b, c.name)
 		return
@@ -157,21 +159,23 @@ func (m *mirror) remove(b *service.Batch, name service.Name) {
 	}
 }
 
-// report adds problems that the object did not have before.
-func (m *mirror) report(b *service.Batch, c *compact) {
+// report notes problems that the object did not have before. If one is over, it notes that, and all that last.
+func (m *mirror) report(c *compact) {
+	over := func(p service.Problem) bool { return !slices.Contains(c.problems, p) }
+	if slices.ContainsFunc(m.bad[c.name].problems, over) {
+		m.resolve(c.name)
+	}
 	for _, p := range c.problems {
 		if !slices.Contains(m.bad[c.name].problems, p) {
-			b.Problems = append(b.Problems, p)
+			m.problems = append(m.problems, p)
 		}
 	}
 	if len(c.problems) > 0 {
 		m.bad[c.name] = flaw{c.uid, c.problems}
-	} else {
-		m.resolve(c.name)
 	}
 }
 
-// resolve notes that an object has no problems any more, if it had any.
+// resolve notes that the problems that an object had are over.
 func (m *mirror) resolve(name service.Name) {
 	if was, ok := m.bad[name]; ok {
 		m.resolved = append(m.resolved, was.problems[0].Object)

@@ -361,7 +361,7 @@ func TestSource_relistTellsWhatChanged(t *testing.T) {
 			expect(t, s, "service default/db gone\nslice default/web-1 10.0.0.7")
 			nothing(t, s, api)
 			api.put(aService("bad", "still none"))
-			expect(t, s, "problem Service default/bad spec.clusterIPs[0]")
+			expect(t, s, "problem Service default/bad spec.clusterIPs[0]\nresolved Service default/bad")
 			api.remove(aService("bad", ""))
 			expect(t, s, "resolved Service default/bad\nservice default/bad gone")
 		})
