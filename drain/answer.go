@@ -90,8 +90,15 @@ func (b *Barrier) await(ctx context.Context, pod netip.Addr) (verdict, error) {
 		return verdict{}, err
 	}
 	wait(ctx, nil, b.view().spread) // until then all nodes write
-	for {
-		found, err := b.judge(ctx, e)
+	for gone, services := false, -1; ; {
+		if n := b.view().Services; n != services {
+			services = n
+			_ = b.look(ctx, func(t *service.Table) { gone = !slices.ContainsFunc(e.Services, t.HasBarrier) })
+		}
+		found := verdict{gone: gone}
+		if !gone { // else other nodes confirm nothing, and clients expect no answer
+			found, err = b.judge(ctx, e)
+		}
 		if err == nil && found.drained(time.Since(began)) {
 			wait(ctx, nil, settle)
 			return found, nil
@@ -104,20 +111,21 @@ func (b *Barrier) await(ctx context.Context, pod netip.Addr) (verdict, error) {
 
 // ends returns when this node has heard that the pod terminates.
 func (b *Barrier) ends(ctx context.Context, pod netip.Addr) (e service.Ending, err error) {
-	for known := false; ; known = true {
-		v := b.view()
-		err := b.look(ctx, func(t *service.Table) { e = t.Ending(pod) })
+	for {
+		v, now := b.view(), e
+		err := b.look(ctx, func(t *service.Table) { now = t.Ending(pod) })
 		switch {
 		case err != nil:
 			return e, err
-		case len(e.Namespaces) == 0 && !known:
+		case len(now.Services)+len(e.Services) == 0:
 			return e, errNoEndpoint
-		case len(e.Namespaces) == 0: // it is gone
+		case len(now.Services) == 0: // it is gone
 			e.Version = v.Version
 			return e, nil
-		case e.All:
-			return e, nil
+		case now.All:
+			return now, nil
 		}
+		e = now
 		wait(ctx, v.changed, time.Second)
 		if ctx.Err() != nil {
 			return e, errors.New("this node has not heard that the pod terminates")
@@ -127,6 +135,7 @@ func (b *Barrier) ends(ctx context.Context, pod netip.Addr) (e service.Ending, e
 
 // verdict names the nodes of each kind.
 type verdict struct {
+	gone                 bool // the Services are
 	confirmed            int
 	silent, using, other []string // without a confirmation, using the pod, without Fairlead
 }
@@ -136,6 +145,9 @@ func (v verdict) drained(waited time.Duration) bool {
 }
 
 func (v verdict) String() string {
+	if v.gone {
+		return "its Services are gone"
+	}
 	text := said.Count(v.confirmed, "node") + " confirmed it"
 	add := func(what string, nodes []string) {
 		if slices.Sort(nodes); len(nodes) > 0 {

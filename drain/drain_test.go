@@ -133,6 +133,17 @@ func (n *node) put(version uint64, endpoints ...string) {
 	})
 }
 
+// deleted has the Service and its slice deleted.
+func (n *node) deleted(version uint64) {
+	name := service.Name{Namespace: "default", Name: "web"}
+	n.mu.Lock()
+	n.table.Update(service.Batch{
+		Services: service.One[service.Service](name, nil), Slices: service.One[service.Slice](name, nil),
+	})
+	n.mu.Unlock()
+	n.holds(version)
+}
+
 // other is what another node confirms.
 func (n *node) other(name string, says kube.Confirmation) {
 	n.server.mu.Lock()
@@ -229,6 +240,17 @@ func TestBarrier_answers(t *testing.T) {
 		{"no API server", "?timeout=2s", "503 after 2 s: not drained within 2s: broken", func(n *node) {
 			n.hears(10, "-10.244.0.1", "10.244.0.2")
 			n.server.fail(errors.New("broken"))
+		}},
+		{"Service deleted", "", "200 after 4 s: drained: its Services are gone", func(n *node) {
+			n.hears(10, "-10.244.0.1", "10.244.0.2")
+			n.other("a", kube.Confirmation{Version: 9})
+			bubble.Pass(3 * time.Second)
+			n.deleted(11)
+		}},
+		{"deleted at once", "", "200 after 4 s: drained: its Services are gone", func(n *node) {
+			n.other("a", kube.Confirmation{Version: 8})
+			bubble.Pass(3 * time.Second)
+			n.deleted(10)
 		}},
 		{"no time", "?timeout=x", "400 after 0 s: timeout: \"x\"", func(*node) {}},
 	} {

@@ -70,17 +70,23 @@ func (s *Slice) Ends() bool {
 
 // Ending is what is known of an address as that of an endpoint.
 type Ending struct {
-	Addr       netip.Addr
-	Namespaces []string // of the Services with the annotation that have it; none: there are none
-	Version    uint64   // of the newest EndpointSlice that says it terminates
-	All        bool     // all of them say so
+	Addr     netip.Addr
+	Services []Name // with the annotation, that have it; none: there are none
+	Version  uint64 // of the newest EndpointSlice that says it terminates
+	All      bool   // all of them say so
 }
 
 // In reports whether it is among what a node still uses, as in Barrier.Used.
 func (e Ending) In(used []string) bool {
 	return slices.ContainsFunc(used, func(name string) bool {
-		return name == e.Addr.String() || slices.Contains(e.Namespaces, name)
+		return name == e.Addr.String() || slices.ContainsFunc(e.Services, func(s Name) bool { return name == s.Namespace })
 	})
+}
+
+// HasBarrier reports whether there is such a Service, with the annotation.
+func (t *Table) HasBarrier(name Name) bool {
+	_, has := t.barriers[name]
+	return has
 }
 
 // Ending looks an address up.
@@ -93,7 +99,7 @@ func (t *Table) Ending(a netip.Addr) Ending {
 				if e.Addr != a {
 					continue
 				}
-				found.Namespaces = append(found.Namespaces, name.Namespace)
+				found.Services = append(found.Services, name)
 				if found.All = found.All && e.Terminating; e.Terminating {
 					found.Version = max(found.Version, s.Version)
 				}
