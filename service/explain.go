@@ -300,7 +300,9 @@ func (x *explainer) noRow() {
 		x.decide("%s is a ClusterIP, but not on this port", a)
 	case x.decision.Verdict == model.Drop:
 		x.out.Row = fmt.Sprintf("guard %s %s", g, x.decision.Verdict)
-		x.decide("%s is in the Service CIDR %s, but no Service that is handled here has it", a, g)
+		of := func(p netip.Prefix) bool { return p.Contains(a) } // the guard may be a part of it
+		x.decide("%s is in the Service CIDR %s, but no Service that is handled here has it", a,
+			x.t.cidrs[slices.IndexFunc(x.t.cidrs, of)])
 	case x.t.owner(x.claim) != nil:
 		x.decide("Service %s has no endpoint on this node, and by externalFailoverPolicy Passthrough routing decides",
 			x.t.owner(x.claim).service.Name)

@@ -72,6 +72,7 @@ type testCase struct {
 type caseConfig struct {
 	NodePortAddresses []string `json:"nodePortAddresses"`
 	MasqueradeAll     bool     `json:"masqueradeAll"`
+	Mode              string   // empty: one in which other proxies translate before
 	NoExternalIPs     bool     `json:"noExternalIPs"`
 	NodeIPs           []netip.Addr
 	DetectLocal       *service.DetectLocal
@@ -94,6 +95,7 @@ func readCase(t *testing.T, archive *txtar.Archive) *testCase {
 	c.options.MasqueradeAll = config.MasqueradeAll
 	c.options.ExternalIPs = !config.NoExternalIPs
 	c.options.NodeIPs = config.NodeIPs
+	c.options.Mode = func() string { return config.Mode }
 	if config.DetectLocal != nil {
 		c.options.DetectLocal = *config.DetectLocal
 	}
