@@ -40,7 +40,7 @@ type cluster struct {
 }
 
 // selectors find the pods of the chart, or else those of kubeadm's DaemonSet with the agent's image.
-var selectors = []string{"app.kubernetes.io/name=fairlead", "k8s-app=kube-proxy"}
+var selectors = []string{"app.kubernetes.io/name in (fairlead, fairlead-windows)", "k8s-app=kube-proxy"}
 
 // addTo adds the flags of kubectl that say which cluster is meant, and those that choose agents.
 func (k *cluster) addTo(f *pflag.FlagSet) {
@@ -54,7 +54,10 @@ func (k *cluster) addTo(f *pflag.FlagSet) {
 }
 
 // agent is a pod that serves a node.
-type agent struct{ node, pod, container string }
+type agent struct {
+	node, pod, container string
+	windows              bool
+}
 
 // agents are those of the nodes that are asked, by the names of the nodes.
 func (k *cluster) agents(ctx context.Context) (all []agent, err error) {
@@ -79,7 +82,8 @@ func (k *cluster) agents(ctx context.Context) (all []agent, err error) {
 		nodes = append(nodes, p.Spec.NodeName)
 		if len(k.nodes) == 0 || slices.Contains(k.nodes, p.Spec.NodeName) {
 			container := cmp.Or(p.Annotations["kubectl.kubernetes.io/default-container"], p.Spec.Containers[0].Name)
-			all = append(all, agent{p.Spec.NodeName, p.Name, container})
+			windows := p.Spec.OS != nil && p.Spec.OS.Name == corev1.Windows
+			all = append(all, agent{p.Spec.NodeName, p.Name, container, windows})
 		}
 	}
 	for _, name := range k.nodes {

@@ -128,13 +128,20 @@ func (w *world) start(node testbed.Place) {
 		w.Fatal(err)
 	}
 	w.agents[node] = c
+	w.register(node, "fairlead", corev1.Linux)
+}
+
+// register makes the pod of an agent.
+func (w *world) register(node testbed.Place, app string, os corev1.OSName) {
+	w.Helper()
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "fairlead-" + string(node), Labels: map[string]string{"app.kubernetes.io/name": "fairlead"}},
+		ObjectMeta: metav1.ObjectMeta{Name: app + "-" + string(node), Labels: map[string]string{"app.kubernetes.io/name": app}},
 		Spec: corev1.PodSpec{
-			NodeName: string(node), HostNetwork: true, Containers: []corev1.Container{{Name: "fairlead", Image: "fairlead"}},
+			NodeName: string(node), HostNetwork: true, OS: &corev1.PodOS{Name: os},
+			Containers: []corev1.Container{{Name: "fairlead", Image: "fairlead"}},
 		},
 	}
-	_, err = w.plane.Client().CoreV1().Pods("kube-system").Create(w.Context(), pod, metav1.CreateOptions{})
+	_, err := w.plane.Client().CoreV1().Pods("kube-system").Create(w.Context(), pod, metav1.CreateOptions{})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -226,4 +233,18 @@ func TestPlugin(t *testing.T) {
 		"switch", "nftables")
 	w.says(1, []string{"\nnode ", "nftables", "yes", "\nnode-b ", "no ", "no proxy listens"}, "status")
 	w.says(1, []string{"node-b: default/web: no proxy listens", "node: default/web: it works"}, "why", "web")
+
+	if out, err := w.plane.Kubectl(t.Context(), "", "delete", "pod", "-n", "kube-system", "--now", "--force", "fairlead-node-b"); err != nil {
+		t.Fatal(err, out)
+	}
+	w.register(testbed.NodeB, "fairlead-windows", corev1.Windows)
+	eventually.True(t, "its node's kubelet knows the pod", func() bool {
+		_, out := w.kubectl(kubernetes.Admin(), "status", "--node", "node-b")
+		return strings.Contains(out, "no proxy listens")
+	})
+	w.says(1, []string{"\nnode ", "yes", "\nnode-b ", "no proxy listens"}, "status")
+	w.says(1, []string{"node-b: default/web: no proxy listens", "node: default/web: it works"}, "why", "web")
+	w.says(2, []string{"name one --node of node, node-b"}, "services")
+	w.says(0, []string{"node-b: not switched: Windows", "node: opening iptables", "node: healthy"}, "switch", "iptables")
+	w.says(1, []string{"node-b: not switched: Windows"}, "switch", "iptables", "--node", "node-b")
 }

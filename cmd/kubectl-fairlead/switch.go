@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,7 +26,7 @@ func switchCommand(k *cluster) *cobra.Command {
 		Short: "change the data plane node by node, while connections go on",
 		Long: "switch has one agent after another serve by another data plane, as fairlead switch does on a node. Before\n" +
 			"the next one it waits until the agent is healthy. It stops at the first failure and says which nodes are\n" +
-			"switched. Interrupted (Ctrl-C), it ends after the node that is being switched.\n\n" +
+			"switched. Interrupted (Ctrl-C), it ends after the node that is being switched. It leaves Windows nodes alone.\n\n" +
 			"The configuration stays as it is: an agent that starts again goes back to its mode, unless you set that, too.\n\n" +
 			"Exit status 1: not all nodes are switched.",
 		Example: "  kubectl fairlead switch ebpf --node worker-1\n  kubectl fairlead switch ebpf",
@@ -34,6 +35,15 @@ func switchCommand(k *cluster) *cobra.Command {
 			agents, err := k.agents(c.Context())
 			if err != nil {
 				return err
+			}
+			agents = slices.DeleteFunc(agents, func(a agent) bool {
+				if a.windows {
+					fmt.Printf("%s: not switched: Windows has one data plane\n", a.node)
+				}
+				return a.windows
+			})
+			if len(agents) == 0 {
+				return cli.Failed(errors.New("no node is switched"))
 			}
 			return k.switchAll(c.Context(), agents, args[0], timeout)
 		},
