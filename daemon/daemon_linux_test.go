@@ -268,6 +268,15 @@ func TestReporter(t *testing.T) {
 		bubble.Pass(2 * time.Second)
 		expect(drift, said)
 
+		lasting := engine.Round{Status: engine.Status{Problems: []service.Problem{
+			{Object: "Service default/web", Reason: "is bad"},
+			{Object: "EndpointSlice default/web-2", Reason: "is silent", Cause: service.Unhealthy},
+		}}}
+		expect(lasting) // said when it arose
+		bubble.Pass(repeatTime)
+		expect(lasting, "Service default/web|Warning|InvalidService|Service default/web: is bad|true")
+		expect(lasting)
+
 		var many []service.Problem
 		for range 10 * maxProblems {
 			many = append(many, service.Problem{Object: "Service a/b", Reason: "is bad"})

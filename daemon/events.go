@@ -68,6 +68,8 @@ const (
 	maxProblems = 100
 	// driftPause is the time between two Events about a program that undoes every repair.
 	driftPause = 10 * time.Minute
+	// repeatTime is shorter than an API server keeps Events by default: an hour.
+	repeatTime = 30 * time.Minute
 )
 
 // reporter makes Events of what happens.
@@ -76,13 +78,14 @@ type reporter struct {
 
 	// Only the engine's goroutine uses the fields from here on.
 	failing  bool
+	repeated time.Time // what lasts
 	drifted  time.Time
 	undone   bool
 	problems said.Share
 }
 
 func newReporter(to emitter) *reporter {
-	r := &reporter{problems: said.Share{Words: 2 * maxProblems, While: time.Minute}}
+	r := &reporter{repeated: time.Now(), problems: said.Share{Words: 2 * maxProblems, While: time.Minute}}
 	r.use(to)
 	return r
 }
@@ -105,7 +108,17 @@ func (r *reporter) Round(round engine.Round) {
 	now := time.Now()
 	for _, p := range round.Problems {
 		if r.problems.May(said.NamespaceOf(p.Object), now) {
-			r.problem(p)
+			if e := problem(p); e.Reason != "" {
+				r.emit(e)
+			}
+		}
+	}
+	if now.Sub(r.repeated) >= repeatTime {
+		r.repeated = now
+		for _, p := range round.Status.Problems {
+			if e := problem(p); e.Everywhere { // of others, each node's Event is another object
+				r.emit(e)
+			}
 		}
 	}
 	for _, f := range round.Refused {
@@ -124,9 +137,9 @@ func (r *reporter) Round(round engine.Round) {
 	r.failure(&round)
 }
 
-// problem regards the object that has it, if Events can regard such objects. But for what is wrong with a
-// Node, which is the own one, and what clients of this node find, each node finds it.
-func (r *reporter) problem(p service.Problem) {
+// problem makes an Event that regards the object that has it. It has no Reason if Events cannot regard such objects. But
+// for what is wrong with a Node, which is the own one, and what clients of this node find, each node finds it.
+func problem(p service.Problem) kube.Event {
 	e := kube.Event{Warning: true, Message: p.Error()}
 	switch kind, _, _ := strings.Cut(p.Object, " "); kind {
 	case "Service", "EndpointSlice", "ServiceCIDR":
@@ -137,9 +150,8 @@ func (r *reporter) problem(p service.Problem) {
 	case "Namespace":
 		e.Object, e.Reason = p.Object, reasonShare
 	default: // a manifest, or an interface: the log has it
-		return
 	}
-	r.emit(e)
+	return e
 }
 
 func (r *reporter) drifts(round *engine.Round) {
