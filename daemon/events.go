@@ -137,8 +137,8 @@ func (r *reporter) Round(round engine.Round) {
 	r.failure(&round)
 }
 
-// problem makes an Event that regards the object that has it. It has no Reason if Events cannot regard such objects. But
-// for what is wrong with a Node, which is the own one, and what clients of this node find, each node finds it.
+// problem makes an Event that regards the object that has it. It has no Reason if Events cannot regard such objects.
+// But for what is wrong with a Node, which is the own one, and what clients of this node find, each node finds it.
 func problem(p service.Problem) kube.Event {
 	e := kube.Event{Warning: true, Message: p.Error()}
 	switch kind, _, _ := strings.Cut(p.Object, " "); kind {

@@ -191,69 +191,71 @@ func (n *node) asks(query string) <-chan string {
 	return answer
 }
 
+var answers = []struct {
+	name, query, want string
+	do                func(*node)
+}{
+	{"all confirm", "", "200 after 1 s: drained: 3 nodes confirmed it", func(n *node) {
+		n.hears(10, "-10.244.0.1", "10.244.0.2")
+		n.other("a", kube.Confirmation{Version: 10})
+		n.other("b", kube.Confirmation{Version: 11, Used: []string{"10.244.0.7", "other"}})
+	}},
+	{"later", "", "200 after 4 s: drained: 2 nodes", func(n *node) {
+		n.hears(9, "10.244.0.1", "10.244.0.2")
+		n.other("a", kube.Confirmation{Version: 9})
+		bubble.Pass(time.Second)
+		n.hears(10, "-10.244.0.1", "10.244.0.2")
+		bubble.Pass(2 * time.Second)
+		n.other("a", kube.Confirmation{Version: 10})
+	}},
+	{"silent", "", "503 after 25 s: not drained within 25s: 1 node confirmed it; not confirmed by: a", func(n *node) {
+		n.hears(10, "-10.244.0.1", "10.244.0.2")
+		n.other("a", kube.Confirmation{Version: 9})
+	}},
+	{"used", "?timeout=3s", "503 after 3 s: not drained within 3s: 0 nodes confirmed it; " +
+		"still used, for want of ready endpoints, by: a, own", func(n *node) {
+		n.hears(10, "-10.244.0.1")
+		n.other("a", kube.Confirmation{Version: 10, Used: []string{"default"}})
+	}},
+	{"no Fairlead", "", "200 after 16 s: drained: 1 node confirmed it; without Fairlead: b", func(n *node) {
+		n.hears(10, "-10.244.0.1", "10.244.0.2")
+		n.server.lives("b", time.Time{})
+	}},
+	{"dead", "", "200 after 1 s: drained: 1 node confirmed it", func(n *node) {
+		n.hears(10, "-10.244.0.1", "10.244.0.2")
+		n.other("a", kube.Confirmation{Version: 9, Renewed: time.Now().Add(-2 * time.Minute)})
+		n.server.lives("a", time.Now().Add(-time.Second))
+	}},
+	{"without kubelet", "?timeout=3s", "503 after 3 s: not drained within 3s: 1 node confirmed it; not confirmed by: a",
+		func(n *node) {
+			n.hears(10, "-10.244.0.1", "10.244.0.2")
+			n.other("a", kube.Confirmation{Version: 9})
+			n.server.lives("a", time.Now().Add(-time.Hour))
+		}},
+	{"no endpoint", "", "404 after 0 s: no Service", func(n *node) { n.hears(10, "10.244.0.2") }},
+	{"goes on", "?timeout=2s", "503 after 2 s: not drained within 2s: this node has not heard", func(n *node) {
+		n.hears(10, "10.244.0.1")
+	}},
+	{"no API server", "?timeout=2s", "503 after 2 s: not drained within 2s: broken", func(n *node) {
+		n.hears(10, "-10.244.0.1", "10.244.0.2")
+		n.server.fail(errors.New("broken"))
+	}},
+	{"Service deleted", "", "200 after 4 s: drained: its Services are gone", func(n *node) {
+		n.hears(10, "-10.244.0.1", "10.244.0.2")
+		n.other("a", kube.Confirmation{Version: 9})
+		bubble.Pass(3 * time.Second)
+		n.deleted(11)
+	}},
+	{"deleted at once", "", "200 after 4 s: drained: its Services are gone", func(n *node) {
+		n.other("a", kube.Confirmation{Version: 8})
+		bubble.Pass(3 * time.Second)
+		n.deleted(10)
+	}},
+	{"no time", "?timeout=x", "400 after 0 s: timeout: \"x\"", func(*node) {}},
+}
+
 func TestBarrier_answers(t *testing.T) {
-	for _, c := range []struct {
-		name, query, want string
-		do                func(*node)
-	}{
-		{"all confirm", "", "200 after 1 s: drained: 3 nodes confirmed it", func(n *node) {
-			n.hears(10, "-10.244.0.1", "10.244.0.2")
-			n.other("a", kube.Confirmation{Version: 10})
-			n.other("b", kube.Confirmation{Version: 11, Used: []string{"10.244.0.7", "other"}})
-		}},
-		{"later", "", "200 after 4 s: drained: 2 nodes", func(n *node) {
-			n.hears(9, "10.244.0.1", "10.244.0.2")
-			n.other("a", kube.Confirmation{Version: 9})
-			bubble.Pass(time.Second)
-			n.hears(10, "-10.244.0.1", "10.244.0.2")
-			bubble.Pass(2 * time.Second)
-			n.other("a", kube.Confirmation{Version: 10})
-		}},
-		{"silent", "", "503 after 25 s: not drained within 25s: 1 node confirmed it; not confirmed by: a", func(n *node) {
-			n.hears(10, "-10.244.0.1", "10.244.0.2")
-			n.other("a", kube.Confirmation{Version: 9})
-		}},
-		{"used", "?timeout=3s", "503 after 3 s: not drained within 3s: 0 nodes confirmed it; " +
-			"still used, for want of ready endpoints, by: a, own", func(n *node) {
-			n.hears(10, "-10.244.0.1")
-			n.other("a", kube.Confirmation{Version: 10, Used: []string{"default"}})
-		}},
-		{"no Fairlead", "", "200 after 16 s: drained: 1 node confirmed it; without Fairlead: b", func(n *node) {
-			n.hears(10, "-10.244.0.1", "10.244.0.2")
-			n.server.lives("b", time.Time{})
-		}},
-		{"dead", "", "200 after 1 s: drained: 1 node confirmed it", func(n *node) {
-			n.hears(10, "-10.244.0.1", "10.244.0.2")
-			n.other("a", kube.Confirmation{Version: 9, Renewed: time.Now().Add(-2 * time.Minute)})
-			n.server.lives("a", time.Now().Add(-time.Second))
-		}},
-		{"without kubelet", "?timeout=3s", "503 after 3 s: not drained within 3s: 1 node confirmed it; not confirmed by: a",
-			func(n *node) {
-				n.hears(10, "-10.244.0.1", "10.244.0.2")
-				n.other("a", kube.Confirmation{Version: 9})
-				n.server.lives("a", time.Now().Add(-time.Hour))
-			}},
-		{"no endpoint", "", "404 after 0 s: no Service", func(n *node) { n.hears(10, "10.244.0.2") }},
-		{"goes on", "?timeout=2s", "503 after 2 s: not drained within 2s: this node has not heard", func(n *node) {
-			n.hears(10, "10.244.0.1")
-		}},
-		{"no API server", "?timeout=2s", "503 after 2 s: not drained within 2s: broken", func(n *node) {
-			n.hears(10, "-10.244.0.1", "10.244.0.2")
-			n.server.fail(errors.New("broken"))
-		}},
-		{"Service deleted", "", "200 after 4 s: drained: its Services are gone", func(n *node) {
-			n.hears(10, "-10.244.0.1", "10.244.0.2")
-			n.other("a", kube.Confirmation{Version: 9})
-			bubble.Pass(3 * time.Second)
-			n.deleted(11)
-		}},
-		{"deleted at once", "", "200 after 4 s: drained: its Services are gone", func(n *node) {
-			n.other("a", kube.Confirmation{Version: 8})
-			bubble.Pass(3 * time.Second)
-			n.deleted(10)
-		}},
-		{"no time", "?timeout=x", "400 after 0 s: timeout: \"x\"", func(*node) {}},
-	} {
+	for _, c := range answers {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newNode(t, 3)

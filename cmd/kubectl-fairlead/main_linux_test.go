@@ -234,7 +234,7 @@ func TestPlugin(t *testing.T) {
 	w.says(1, []string{"\nnode ", "nftables", "yes", "\nnode-b ", "no ", "no proxy listens"}, "status")
 	w.says(1, []string{"node-b: default/web: no proxy listens", "node: default/web: it works"}, "why", "web")
 
-	if out, err := w.plane.Kubectl(t.Context(), "", "delete", "pod", "-n", "kube-system", "--now", "--force", "fairlead-node-b"); err != nil {
+	if out, err := w.plane.Kubectl(t.Context(), "", "delete", "pod", "-n", "kube-system", "--grace-period=0", "--force", "fairlead-node-b"); err != nil {
 		t.Fatal(err, out)
 	}
 	w.register(testbed.NodeB, "fairlead-windows", corev1.Windows)
