@@ -199,6 +199,12 @@ func TestScoreboard(t *testing.T) {
 	if text := boardText(r); strings.Contains(text, "Bandwidth") {
 		t.Errorf("bandwidth was not measured:\n%s", text)
 	}
+	r.Rows = slices.DeleteFunc(r.Rows, func(row study.Row) bool { return row.Contender == "nftables" && row.Round > 3 })
+	for _, row := range NewStatistics(r).scoreboard().Kernels[0].Rows {
+		if row.Cells[0].Mark != "" {
+			t.Errorf("nftables has three rounds, and %s is the %s", row.Name, row.Cells[0].Mark)
+		}
+	}
 }
 
 func boardText(r *study.Result) string {

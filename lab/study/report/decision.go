@@ -46,7 +46,7 @@ func (s *Statistics) decided(b board, plane, before string, words bool) string {
 	last := ""
 	for _, column := range decisive() {
 		c, ok := b.cell(row, column.title)
-		if !ok {
+		if !ok || c.place.experiment == "http" && !s.requestsTold() {
 			continue
 		}
 		figure := c.Text
@@ -96,7 +96,8 @@ func (b board) of(plane string) (boardRow, bool) {
 func (s *Statistics) runnerUp(b board, a Advice) string {
 	next := a.Next[0]
 	text := "Next comes " + next + s.decided(b, next, " with ", false)
-	switch ahead, behind := b.ahead(a.Plane, next), b.ahead(next, a.Plane); {
+	sizes := s.advisable()
+	switch ahead, behind := s.aheadAt(sizes, a.Plane, next), s.aheadAt(sizes, next, a.Plane); {
 	case behind:
 		text += ", which is ahead in some of it"
 	case !ahead:
@@ -108,18 +109,9 @@ func (s *Statistics) runnerUp(b board, a Advice) string {
 	return text
 }
 
-// ahead reports whether a plane is better than another one in any of the figures that are told, beyond their bounds.
-func (b board) ahead(plane, other string) bool {
-	x, _ := b.of(plane)
-	y, _ := b.of(other)
-	for _, column := range decisive() {
-		c, ok := b.cell(x, column.title)
-		o, known := b.cell(y, column.title)
-		if ok && known && c.before(o) && !c.near(o) {
-			return true
-		}
-	}
-	return false
+// aheadAt reports whether a plane is better than another one at any of some sizes.
+func (s *Statistics) aheadAt(sizes []int, plane, other string) bool {
+	return slices.ContainsFunc(sizes, func(services int) bool { return s.ahead(plane, other, services) })
 }
 
 // changes says for which sizes the choice holds, which one holds for others, and what was left out.

@@ -23,7 +23,7 @@ func Markdown(w io.Writer, r *study.Result) error {
 	}
 	fmt.Fprint(&text, "\n## Scoreboard\n\n")
 	s.scoreboard().table(score.String).markdown(&text)
-	fmt.Fprintln(&text, "\n▲ best, ▼ worst, each with all whose bounds of 95 % overlap. "+
+	fmt.Fprintln(&text, "\n▲ best, ▼ worst, each with all whose bounds of 95 % overlap only with its own. "+
 		"× direct: times that of direct access.")
 	fmt.Fprintf(&text, "\n## Advice\n\n%s\n", escaped(strings.Join(s.Decision(), "\n")))
 	fmt.Fprintf(&text, "\n## What others have concluded\n\n%s.\n\n", tallied(s.Verdicts()))

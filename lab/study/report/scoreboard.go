@@ -254,8 +254,11 @@ func (c score) certain() (best, worst float64) {
 }
 
 // mark marks what is surely best and worst. The best one has the best of the worse bounds. All that overlap with it but
-// not with the worst one are marked alike.
+// not with the worst one are marked alike. Where one was measured too seldom for bounds, nothing is sure.
 func mark(cells []score) {
+	if slices.ContainsFunc(cells, func(c score) bool { return c.measured() && math.IsInf(c.high, 0) }) {
+		return
+	}
 	top, last := -1, -1
 	for i, c := range cells {
 		if !c.measured() {
