@@ -665,7 +665,10 @@ func TestEngine_problemsLast(t *testing.T) {
 		b := web(1, "10.244.1.2")
 		b.Problems = []service.Problem{{Object: "Service default/web-1", Reason: "bad"}, {Object: "EndpointSlice default/web-1", Reason: "bad"}}
 		r.send(b)
-		r.send(web(1, "10.244.1.3"))
+		r.shows("EndpointSlice default/web-1, Service default/web-1")
+		b = web(1, "10.244.1.3")
+		b.Services[0].Is.Ports[0].Port = 8080
+		r.send(b)
 		r.shows("EndpointSlice default/web-1, Service default/web-1")
 		own := func(ports ...uint16) service.Batch {
 			b := web(2)
