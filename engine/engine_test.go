@@ -681,6 +681,16 @@ func TestEngine_problemsLast(t *testing.T) {
 		}
 		r.send(own(80, 81))
 		r.shows("EndpointSlice default/web-1, Service default/web-1, Service default/web-2")
+		node := func(ip string) *service.Node {
+			return &service.Node{Name: "node", Eligible: true, IPs: []netip.Addr{netip.MustParseAddr(ip)}}
+		}
+		b = own(80, 81)
+		b.Services[0].Is.ClusterIPs = append(b.Services[0].Is.ClusterIPs, netip.MustParseAddr("192.0.2.2"))
+		b.Node = node("192.0.2.2")
+		r.send(b)
+		r.shows("EndpointSlice default/web-1, Service default/web-1, Service default/web-2")
+		r.send(service.Batch{Node: node("192.0.2.3")})
+		r.shows("EndpointSlice default/web-1, Service default/web-1, Service default/web-2")
 		r.send(own(81))
 		r.shows("EndpointSlice default/web-1, Service default/web-1, Service default/web-2")
 		r.send(service.Batch{Resolved: []string{"Service default/web-1", "EndpointSlice default/web-1"}})
