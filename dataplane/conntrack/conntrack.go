@@ -427,14 +427,15 @@ func (f *staleFlow) misled(flow *tracked.Flow) bool {
 	if flow.To != flow.Answers {
 		return f.stale(flow)
 	}
-	return flow.Attempt() && flow.Mark&f.relayMark == 0 && f.opened(flow.To)
+	return flow.Attempt() && flow.Mark&f.relayMark == 0 && flow.Zone == 0 && f.opened(flow.To)
 }
 
-// stale reports whether a flow is.
+// stale reports whether a flow is. A CNI may track its packets in zones, and translate them elsewhere (Open vSwitch).
 func (f *staleFlow) stale(flow *tracked.Flow) bool {
 	to, answers := flow.To, flow.Answers
+	others := f.translated || flow.Zone != 0
 	switch {
-	case flow.Mark&f.relayMark != 0, f.translated && to == answers, f.carries != nil && f.carries(answers.Addr()):
+	case flow.Mark&f.relayMark != 0, others && to == answers, f.carries != nil && f.carries(answers.Addr()):
 		return false
 	}
 	at := model.Key{Addr: to.Addr(), Port: to.Port(), Protocol: flow.Protocol}

@@ -427,3 +427,31 @@ func TestPlane_unanswered(t *testing.T) {
 		})
 	}
 }
+
+// TestPlane_zone: a CNI tracks flows to a Service in a zone, and translates them elsewhere. They stay.
+func TestPlane_zone(t *testing.T) {
+	s := newStage(t)
+	const zone = "add table ip zones; add chain ip zones prerouting { type filter hook prerouting priority raw; }; " +
+		"add rule ip zones prerouting meta l4proto { tcp, udp } th sport 20001 ct zone set 7"
+	if out, err := s.bed.Command(t.Context(), testbed.Node, "nft", zone).CombinedOutput(); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	for port, protocols := range map[uint16][]model.Protocol{20001: {model.UDP, model.TCP}, 20002: {model.UDP}} {
+		for _, protocol := range protocols {
+			to := netip.AddrPortFrom(netip.MustParseAddr("10.96.0.10"), map[model.Protocol]uint16{model.UDP: 53, model.TCP: 80}[protocol])
+			p := testbed.Probe{From: "client", To: to, Protocol: protocol, SourcePort: port, Timeout: 15 * time.Second}
+			if o, err := s.bed.Probe(t.Context(), p); err != nil || o.Result != testbed.Unreachable {
+				t.Error(o, err)
+			}
+		}
+	}
+	s.parse(pods, dns, pool("default/dns cluster", 53, "a"), web, pool("default/web cluster", 80, "b"))
+	if err := s.plane.Sync(t.Context(), s.state); err != nil {
+		t.Fatal(err)
+	}
+	for port, want := range map[uint16]int{20001: 2, 20002: 0} {
+		if flows := s.bed.OfPort(port); strings.Count(flows, "dst=10.96.0.10 ") != want {
+			t.Errorf("want %d, have: %s", want, flows)
+		}
+	}
+}

@@ -28,6 +28,7 @@ type Flow struct {
 	From, To       netip.AddrPort
 	Answers, Back  netip.AddrPort
 	Mark           uint32
+	Zone           uint16 // in which its tuples are; 0: that of packets without a rule
 	Status         Status
 	TCP            uint8         // its state, TCP_CONNTRACK_*
 	Unheard        bool          // a connection is open, and what its client has sent is not acknowledged
@@ -312,6 +313,10 @@ func (f *Flow) decode(attrs []byte) {
 			f.Status = Status(number(data))
 		case nl.CTA_MARK:
 			f.Mark = number(data)
+		case nl.CTA_ZONE:
+			if len(data) == 2 {
+				f.Zone = binary.BigEndian.Uint16(data)
+			}
 		case nl.CTA_TIMEOUT:
 			f.Left = time.Duration(number(data)) * time.Second
 		case nl.CTA_COUNTERS_ORIG:
