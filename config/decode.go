@@ -163,7 +163,9 @@ func (d *document) rename() (found []renamed.Name) {
 func (d *document) spell() {
 	_, object := walk(d.content, []string{"ebpf"})
 	ebpf, _ := object.(map[string]any)
-	parts := map[string]map[string]any{"counters": d.content, "flowtable": d.content, "acceleration": ebpf}
+	parts := map[string]map[string]any{
+		"backendHealth": d.content, "counters": d.content, "flowtable": d.content, "acceleration": ebpf,
+	}
 	for name, fields := range parts {
 		if fields[name] == false {
 			fields[name] = "off"
