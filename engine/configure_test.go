@@ -197,6 +197,8 @@ func TestEngine_moveHealthz(t *testing.T) {
 	everywhere := netip.AddrPortFrom(netip.IPv4Unspecified(), b.Port())
 	move(everywhere)
 	get(t, "http://"+b.String()+"/healthz", 200)
+	move(netip.AddrPortFrom(netip.MustParseAddr("192.0.2.17"), b.Port())) // no interface has it
+	get(t, "http://"+b.String()+"/healthz", 200)
 	move(netip.AddrPort{})
 	refuses(t, b)
 	move(a)

@@ -183,7 +183,8 @@ func (c *checks) move(to netip.AddrPort, log *slog.Logger) {
 // is a State it answers 503.
 func (c *checks) openHealthz(log *slog.Logger) error {
 	if c.healthz.IsValid() && c.servers[c.healthz] == nil {
-		if c.healthz.Port() == c.leaving.Port() { // 0.0.0.0 and 127.0.0.1 exclude each other
+		// 0.0.0.0 and 127.0.0.1 exclude each other. Where the node does not have the new address, the old one stays.
+		if c.healthz.Port() == c.leaving.Port() && bindable(c.healthz.Addr()) {
 			c.leave()
 		}
 		if err := c.listen(c.healthz, nil, log); err != nil {
@@ -192,6 +193,12 @@ func (c *checks) openHealthz(log *slog.Logger) error {
 	}
 	c.leave()
 	return nil
+}
+
+// bindable reports whether a socket can have an address, on any port.
+func bindable(a netip.Addr) bool {
+	l, err := net.Listen("tcp", netip.AddrPortFrom(a, 0).String())
+	return err == nil && l.Close() == nil
 }
 
 func (c *checks) leave() {
