@@ -96,6 +96,10 @@ func (d *document) into(kind string, to any) (unknown []string, errs field.Error
 	for _, v := range found {
 		_, value := walk(d.content, v.at)
 		switch {
+		case v.off:
+			_, parent := walk(d.content, v.at[:len(v.at)-1])
+			parent.(map[string]any)[v.at[len(v.at)-1]] = "off"
+			continue
 		case v.unknown:
 			unknown = append(unknown, v.Field)
 		case v.mistype || judged(kubeproxy.ProxyMode(mode), v.Field) || !readable(value):
@@ -157,20 +161,6 @@ func (d *document) rename() (found []renamed.Name) {
 		}
 	}
 	return found
-}
-
-// spell writes the word off where YAML has made a boolean of it.
-func (d *document) spell() {
-	_, object := walk(d.content, []string{"ebpf"})
-	ebpf, _ := object.(map[string]any)
-	parts := map[string]map[string]any{
-		"backendHealth": d.content, "counters": d.content, "flowtable": d.content, "acceleration": ebpf,
-	}
-	for name, fields := range parts {
-		if fields[name] == false {
-			fields[name] = "off"
-		}
-	}
 }
 
 // wrongKind says what is at fault with a document that is of another kind, or says nothing.

@@ -152,7 +152,6 @@ func (l *loading) fairlead() {
 			for _, n := range doc.rename() {
 				l.warn("%s: %s is deprecated, use %s", path, n.Old, n.New)
 			}
-			doc.spell()
 			unknown, errs, err := doc.into(FairleadKind, c)
 			l.fail(path, err)
 			for _, u := range unknown {

@@ -31,6 +31,7 @@ type violation struct {
 	at      []string // keys and indices
 	unknown bool     // there is no such field
 	mistype bool     // the value is of another type, and cannot be read at all
+	off     bool     // YAML has made a boolean of the word off
 	*field.Error
 }
 
@@ -92,6 +93,8 @@ func (r *reader) read(e *jsonschema.ValidationError) {
 		return
 	case *kind.Type:
 		want := strings.Join(slices.DeleteFunc(k.Want, func(t string) bool { return t == "null" }), " or ")
+		words, _ := r.lookup(e.SchemaURL, "enum").([]any)
+		v.off = value == false && slices.Contains(words, any("off"))
 		v.mistype, v.Error = true, field.Invalid(path, value, "must be of type "+want)
 	case *kind.Enum:
 		v.Error = field.NotSupported(path, value, stringsOf(k.Want))
