@@ -32,9 +32,15 @@ func (t *table) memorySet(name string, pools int) *nft.Set {
 
 // memoryNumber is the number in the name of such a map, if it is the name of one.
 func memoryNumber(name string) (uint32, bool) {
-	text, ok := strings.CutPrefix(name, memoryPrefix)
+	n, ok := numberIn(name, memoryPrefix)
+	return n, ok && n >= minAffinity && n <= maxAffinity
+}
+
+// numberIn is the number in a name that has it after a prefix, and is written as Go writes it.
+func numberIn(name, prefix string) (uint32, bool) {
+	text, ok := strings.CutPrefix(name, prefix)
 	n, err := strconv.ParseUint(text, 10, 32)
-	return uint32(n), ok && err == nil && n >= minAffinity && n <= maxAffinity && memoryName(uint32(n)) == name
+	return uint32(n), ok && err == nil && strconv.FormatUint(n, 10) == text
 }
 
 // ownSet is the form of the sets that not every table has.

@@ -3,8 +3,6 @@ package nftables
 import (
 	"fmt"
 	"math/bits"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -34,9 +32,8 @@ func shardName(shard int) string {
 
 // isShard reports whether a set has such a name.
 func isShard(name string) bool {
-	text, _ := strings.CutPrefix(name, "slots-")
-	n, err := strconv.Atoi(text)
-	return err == nil && n < mostShards && shardName(n) == name
+	n, ok := numberIn(name, "slots-")
+	return ok && n > 0 && n < mostShards
 }
 
 func shardSet(f nft.Family, shard int) *nft.Set {
