@@ -3,7 +3,6 @@ package engine
 import (
 	"maps"
 	"slices"
-	"strings"
 
 	"fairlead.dev/fairlead/said"
 	"fairlead.dev/fairlead/service"
@@ -22,7 +21,7 @@ const (
 // that one with very many does not hide the others'.
 type problems struct {
 	kept map[string]map[string]kept // by namespace and object; the namespace of files is empty
-	list []service.Problem          // what is shown; never modified
+	list []service.Problem          // for Status. A change replaces the list, as other goroutines read it
 }
 
 // kept is a problem. One that was read in the object lasts until its Source says otherwise.
@@ -71,15 +70,11 @@ func (p *problems) note(
 
 // namespaceOf is that of an object in a problem, as "Service default/web" or "Namespace default".
 func namespaceOf(object string) string {
-	kind, name, isObject := strings.Cut(object, " ")
-	namespace, _, namespaced := strings.Cut(name, "/")
+	kind, name := service.ObjectOf(object)
 	if kind == "Namespace" {
-		return name
+		return name.Name
 	}
-	if !isObject || !namespaced {
-		return ""
-	}
-	return namespace
+	return name.Namespace
 }
 
 // forget forgets the problem of an object, but one that was read only if that is over, too.

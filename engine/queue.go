@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"fairlead.dev/fairlead/service"
@@ -144,15 +143,14 @@ const maxProblems = 100
 
 // of is where the object of a problem waits; nil: it does not.
 func (q *queue) of(object string) *unit {
-	kind, name, _ := strings.Cut(object, " ")
-	namespace, name, _ := strings.Cut(name, "/")
-	s := q.spaces[namespace]
+	kind, name := service.ObjectOf(object)
+	s := q.spaces[name.Namespace]
 	switch {
 	case s == nil:
 	case kind == "Service" || kind == "Endpoints":
-		return s.units[name]
+		return s.units[name.Name]
 	case kind == "EndpointSlice":
-		return s.slices[name].unit
+		return s.slices[name.Name].unit
 	}
 	return nil
 }

@@ -120,6 +120,16 @@ type Problem struct {
 	File   string `json:"file,omitempty"` // where it is written, with the line: "web.yaml:12"; empty: in no file
 }
 
+// ObjectOf splits the Object of a Problem. A kind without namespaces has none, and a file has no kind of ours.
+func ObjectOf(object string) (kind string, name Name) {
+	kind, text, _ := strings.Cut(object, " ")
+	namespace, inNamespace, namespaced := strings.Cut(text, "/")
+	if !namespaced {
+		return kind, Name{Name: text}
+	}
+	return kind, Name{Namespace: namespace, Name: inNamespace}
+}
+
 // Cause is the class of a Problem.
 type Cause string
 

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"fairlead.dev/fairlead/model"
 )
@@ -564,9 +563,7 @@ func (t *Table) Ceased() []string { return t.ceased }
 
 // Remaining are problems of an object that the Table has found and that last, of those that Update has returned.
 func (t *Table) Remaining(object string) (all []Problem) {
-	kind, text, _ := strings.Cut(object, " ")
-	namespace, text, _ := strings.Cut(text, "/")
-	name := Name{Namespace: namespace, Name: text}
+	kind, name := ObjectOf(object)
 	if s := t.slices[name]; s != nil && kind == "EndpointSlice" {
 		name.Name = s.Service
 	}

@@ -95,8 +95,8 @@ func (e *Events) patch(s *series) error {
 // reference finds what an Event regards. kubectl describe looks for the UID too. A Node's Events have
 // the node's name there, as the kubelet's do.
 func (e *Events) reference(ctx context.Context, object string) (corev1.ObjectReference, error) {
-	kind, name, _ := strings.Cut(cmp.Or(object, "Node "+e.node), " ")
-	namespace, inNamespace, namespaced := strings.Cut(name, "/")
+	kind, of := service.ObjectOf(cmp.Or(object, "Node "+e.node))
+	namespace, name, namespaced := of.Namespace, of.Name, of.Namespace != ""
 	r := corev1.ObjectReference{Kind: kind}
 	switch {
 	case kind == "Node":
@@ -106,13 +106,13 @@ func (e *Events) reference(ctx context.Context, object string) (corev1.ObjectRef
 		r.APIVersion, r.Namespace, r.Name = "v1", name, name
 		return r, nil
 	case kind == "Service" && namespaced:
-		r.APIVersion, r.Namespace, r.Name = "v1", namespace, inNamespace
+		r.APIVersion, r.Namespace, r.Name = "v1", namespace, name
 		return r, e.findUID(ctx, corev1.SchemeGroupVersion.WithResource("services"), &r)
 	case kind == "Pod" && namespaced:
-		r.APIVersion, r.Namespace, r.Name = "v1", namespace, inNamespace
+		r.APIVersion, r.Namespace, r.Name = "v1", namespace, name
 		return r, e.findUID(ctx, corev1.SchemeGroupVersion.WithResource(podsResource), &r)
 	case kind == "EndpointSlice" && namespaced:
-		r.APIVersion, r.Namespace, r.Name = discoveryv1.SchemeGroupVersion.String(), namespace, inNamespace
+		r.APIVersion, r.Namespace, r.Name = discoveryv1.SchemeGroupVersion.String(), namespace, name
 		return r, e.findUID(ctx, discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), &r)
 	case kind == "ServiceCIDR" && !namespaced:
 		r.APIVersion, r.Name = networkingv1.SchemeGroupVersion.String(), name
@@ -139,13 +139,9 @@ func (e *Events) findUID(ctx context.Context, resource schema.GroupVersionResour
 
 // identity is Source.identity of what an Event regards.
 func (e *Events) identity(object string) (uid types.UID, created int64) {
-	kind, whole, _ := strings.Cut(object, " ")
-	namespace, name, namespaced := strings.Cut(whole, "/")
-	if !namespaced {
-		namespace, name = "", whole
-	}
+	kind, name := service.ObjectOf(object)
 	if s := e.seen.Load(); s != nil {
-		return s.identity(strings.ToLower(kind)+"s", service.Name{Namespace: namespace, Name: name})
+		return s.identity(strings.ToLower(kind)+"s", name)
 	}
 	return "", 0
 }
