@@ -91,7 +91,7 @@ func (b *Barrier) await(ctx context.Context, pod netip.Addr) (verdict, error) {
 	}
 	wait(ctx, nil, b.view().spread) // until then all nodes write
 	for gone, services := false, -1; ; {
-		if n := b.view().Services; n != services {
+		if n := b.view().Services; n != services { // else there is no need to ask the engine
 			services = n
 			_ = b.look(ctx, func(t *service.Table) { gone = !slices.ContainsFunc(e.Services, t.HasBarrier) })
 		}

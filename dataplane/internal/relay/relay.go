@@ -41,7 +41,7 @@ type Options struct {
 	// Original is the destination of a datagram that was redirected to a socket of the process.
 	Original func(client, own netip.AddrPort) (netip.AddrPort, error)
 	// Unserved is told, once, of a destination of UDP whose port another program has, so that no answer can come from
-	// there.
+	// there. A proxy that answers from its listeners alone needs none.
 	Unserved func(Endpoint, error)
 }
 
