@@ -66,8 +66,6 @@ type Daemon struct {
 	whyRefused atomic.Value                  // string: why the configuration files are not in force; empty: they are
 	node       node
 
-	whySubstitute atomic.Value // string: why another plane serves than the mode's own; empty: it does not
-
 	metrics  *metrics.Metrics
 	server   *server.Server
 	report   *reporter
@@ -78,7 +76,6 @@ type Daemon struct {
 
 	// Only the goroutine that reloads uses the fields from here on.
 	planeSettings  planeSettings // that are wanted; see requested
-	instead        string        // why the plane is another one than was wanted, and what to do; empty: it is not
 	files          *watcher      // of the configuration
 	given          givenUp
 	chosen         string // the plane that an order has switched to; empty: that of the configuration
@@ -194,11 +191,7 @@ func (d *Daemon) startPlane(c *config.Config) (err error) {
 
 // openPlane opens a data plane, or nftables if the node cannot have that one.
 func (d *Daemon) openPlane(s planeSettings) (*handover.Plane, error) {
-	return d.plane.Reopen(d.planeConfig(), s, func(c dataplane.Config) (p *handover.Plane, err error) {
-		p, d.instead, err = s.open(c)
-		d.whySubstitute.Store(d.instead)
-		return p, err
-	})
+	return d.plane.Reopen(d.planeConfig(), s, s.open)
 }
 
 // openExactly opens a data plane, and no other one instead.
@@ -219,8 +212,8 @@ const drainTime = 24 * time.Hour
 
 // reportSubstitute says that another data plane serves than the mode's own.
 func (d *Daemon) reportSubstitute() {
-	if d.instead != "" {
-		d.report.warn(reasonSubstitute, d.instead)
+	if p := d.plane.InForce(); p != nil && p.Instead != "" {
+		d.report.warn(reasonSubstitute, p.Instead)
 	}
 }
 
@@ -441,11 +434,8 @@ func (d *Daemon) about() engine.About {
 		Node: f.settings.node, Why: d.whyServes(plane), Draining: d.plane.Kept(),
 	}
 	a.ConfigurationRefused, _ = d.whyRefused.Load().(string)
-	if substitute, _ := d.whySubstitute.Load().(string); substitute != "" {
-		a.Why = substitute
-	}
 	if p := d.plane.InForce(); p != nil {
-		a.Backend = found(p).variant()
+		a.Backend, a.Why = found(p).variant(), cmp.Or(p.Instead, a.Why)
 	}
 	if f.watches == nil {
 		return a

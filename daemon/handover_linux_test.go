@@ -20,10 +20,7 @@ import (
 // startPlane starts a node's data plane with those settings.
 func startPlane(log *slog.Logger, s planeSettings, all []dataplane.Driver, cleared func(*handover.Plane)) (*handover.Handover, error) {
 	h := handover.New(handover.Options{Drivers: all, Cleared: cleared, DrainTime: drainTime, Log: log})
-	p, err := h.Reopen(dataplane.Config{Log: log}, s, func(c dataplane.Config) (*handover.Plane, error) {
-		p, _, err := s.open(c)
-		return p, err
-	})
+	p, err := h.Reopen(dataplane.Config{Log: log}, s, s.open)
 	if err == nil {
 		h.Start(p)
 	}

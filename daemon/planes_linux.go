@@ -124,20 +124,19 @@ func (s planeSettings) movesFrom(old planeSettings) bool {
 	return s.name != old.name || s.iptables.Backend != old.iptables.Backend
 }
 
-// open makes a plane. A node that cannot have the one that its mode names has nftables rather than no Services; then
-// instead says why, and what to do.
-func (s planeSettings) open(c dataplane.Config) (p *handover.Plane, instead string, err error) {
-	p, err = s.openItself(c)
+// open makes a plane. A node that cannot have the one that its mode names has nftables rather than no Services.
+func (s planeSettings) open(c dataplane.Config) (*handover.Plane, error) {
+	p, err := s.openItself(c)
 	if err == nil || s.name == nftablesPlane || !s.lacks(err) {
-		return p, "", permitted(err)
+		return p, permitted(err)
 	}
-	instead = s.instead(err)
 	p, second := planeSettings{name: nftablesPlane, mark: s.mark}.openItself(c)
 	if second != nil {
-		return nil, "", permitted(err)
+		return nil, permitted(err)
 	}
-	c.Log.Warn(instead, "error", err)
-	return p, instead, nil
+	p.Instead = s.instead(err)
+	c.Log.Warn(p.Instead, "error", err)
+	return p, nil
 }
 
 // lacks reports whether it is for want of something of the machine that a plane cannot be opened.

@@ -120,7 +120,7 @@ func TestHandover_resists(t *testing.T) {
 
 func resisting(log *slog.Logger, from, to string) error {
 	ctx, s := context.Background(), model.NewState()
-	old, _, err := planeSettings{name: from, mark: 1 << 14}.open(dataplane.Config{Log: log})
+	old, err := planeSettings{name: from, mark: 1 << 14}.open(dataplane.Config{Log: log})
 	if err == nil {
 		err = errors.Join(old.Sync(ctx, s), old.Close())
 	}

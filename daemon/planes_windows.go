@@ -51,9 +51,9 @@ func (planeSettings) variant() string              { return "" }
 func (planeSettings) movesFrom(planeSettings) bool { return false }
 
 // open opens the plane; there is none to serve instead.
-func (s planeSettings) open(c dataplane.Config) (p *handover.Plane, instead string, err error) {
-	p, err = s.openItself(c)
-	return p, "", permitted(err)
+func (s planeSettings) open(c dataplane.Config) (*handover.Plane, error) {
+	p, err := s.openItself(c)
+	return p, permitted(err)
 }
 
 func (s planeSettings) openItself(c dataplane.Config) (*handover.Plane, error) {

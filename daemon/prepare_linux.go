@@ -22,7 +22,7 @@ func Init(o Options) error {
 		logHost(o.Logs.Logger(), r)
 		return errors.Join(r.Err(), loadAll(c, o.Logs))
 	}
-	p, _, err := planeIn(c).open(dataplane.Config{Log: o.Logs.Logger()})
+	p, err := planeIn(c).open(dataplane.Config{Log: o.Logs.Logger()})
 	if err != nil {
 		return err
 	}

@@ -144,10 +144,10 @@ func (d *Daemon) changePlane(ctx context.Context, c *config.Config, n prepared) 
 func (d *Daemon) use(ctx context.Context, s planeSettings, p *handover.Plane) {
 	d.node.planeBegins()
 	d.planeSettings = s
-	d.reportSubstitute()
 	if err := d.plane.Replace(ctx, d.engine, p); err != nil {
 		d.log.Warn("cannot close the data plane that was replaced", "error", err)
 	}
+	d.reportSubstitute()
 }
 
 // prepared is what can fail, done before anything is changed.

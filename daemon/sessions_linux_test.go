@@ -55,7 +55,7 @@ func handOverSessions(t *testing.T, from, to string) error {
 		return err
 	}
 	config := dataplane.Config{Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
-	old, _, err := planeSettings{name: from, mark: 1 << 14}.open(config)
+	old, err := planeSettings{name: from, mark: 1 << 14}.open(config)
 	if err != nil {
 		return err
 	}

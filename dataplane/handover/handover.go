@@ -48,6 +48,8 @@ type Plane struct {
 	Mark uint32
 	// Unprivileged says that the plane has no right to remove anything, and is in no other plane's way.
 	Unprivileged bool
+	// Instead is why this plane serves and not the one that is wanted, and what to do; empty: it is that one.
+	Instead string
 
 	served   bool // it has had rows, now or before it was kept
 	stopping bool // it was told to take no new connections
