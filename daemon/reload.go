@@ -133,7 +133,7 @@ func (d *Daemon) changePlane(ctx context.Context, c *config.Config, n prepared) 
 	if !errors.Is(err, handover.ErrStarting) {
 		return err
 	}
-	p, err := d.openPlane(n.planeSettings)
+	p, err := d.openExactly(n.planeSettings)
 	if err == nil {
 		d.use(ctx, n.planeSettings, p)
 	}
@@ -185,7 +185,11 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 	n.moves = n.planeSettings.movesFrom(requested)
 	n.switches = n.planeSettings.name != requested.name
 	if !n.switches && n.planeSettings != requested && requested.name != autoPlane {
-		n.plane, err = d.openPlane(n.planeSettings)
+		open := d.openExactly // what works stays rather than have another one serve instead
+		if d.plane.InForce().Instead != "" {
+			open = d.openPlane
+		}
+		n.plane, err = open(n.planeSettings)
 	}
 	return n, err
 }

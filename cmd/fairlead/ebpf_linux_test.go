@@ -232,6 +232,40 @@ func TestRun_ebpfInstead(t *testing.T) {
 	}
 }
 
+// TestRun_ebpfImpossible edits what the machine cannot do: what works stays. After a start another plane serves, and the
+// status says so until the plane changes.
+func TestRun_ebpfImpossible(t *testing.T) {
+	w := newMachine(t)
+	w.configure("ebpf", "")
+	flags := []string{"--config", w.config()}
+	p := w.start(flags...)
+	pins := w.pins()
+	w.ebpf("bpfRoot: " + t.TempDir())
+	p.await("the configuration was refused; the old one stays")
+	if r := w.status(); r.Plane != "ebpf" || !strings.Contains(r.ConfigurationRefused, "no file system of type bpf") {
+		t.Errorf("the status is %+v", r)
+	}
+	if got := w.pins(); got != pins {
+		t.Errorf("there was %s, and is %s", pins, got)
+	}
+	w.answers()
+	p.end()
+	p = w.start(flags...)
+	if r := w.serves("nftables", "ebpf"); !strings.Contains(r.Why, "nftables serves instead") {
+		t.Errorf("the status is %+v", r)
+	}
+	w.configure("ebpf", "iptables: {masqueradeBit: 20}\n") // which concerns what serves instead
+	eventually.True(t, "the other bit", func() bool { return strings.Contains(w.ruleset(), "0x00100000") })
+	if r := w.serves("nftables", "ebpf"); !strings.Contains(r.Why, "nftables serves instead") {
+		t.Errorf("after an edit the status is %+v", r)
+	}
+	w.switchTo("iptables", 0)
+	if r := w.serves("iptables", "ebpf"); r.Why != "" {
+		t.Errorf("after a switch the status is %+v", r)
+	}
+	p.end()
+}
+
 // TestRun_ebpfAffinity: sockets are remembered by their network namespace, and explain finds it by its address.
 func TestRun_ebpfAffinity(t *testing.T) {
 	w := newMachine(t)
@@ -284,10 +318,16 @@ func TestRun_ebpfSizes(t *testing.T) {
 // sizes has the configuration say how much mode ebpf remembers.
 func (m machine) sizes(sizes string) {
 	m.Helper()
-	text := "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nebpf: {sizes: {" + sizes + "}}\n"
-	path := filepath.Join(filepath.Dir(m.config()), "fairlead.conf")
+	m.ebpf("sizes: {" + sizes + "}")
+}
+
+// ebpf has the configuration say something of that mode.
+func (w *world) ebpf(says string) {
+	w.Helper()
+	text := "apiVersion: fairlead.dev/v1alpha1\nkind: FairleadConfiguration\nebpf: {" + says + "}\n"
+	path := filepath.Join(filepath.Dir(w.config()), "fairlead.conf")
 	if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o644), os.Rename(path+".new", path)); err != nil {
-		m.Fatal(err)
+		w.Fatal(err)
 	}
 }
 
