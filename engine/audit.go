@@ -74,7 +74,12 @@ func (a *audits) notified() bool { return len(a.foreign) > 0 }
 // notify has the next audit come soon.
 func (a *audits) notify(f dataplane.ExternalChange) {
 	a.note(f)
-	if soon := later(a.floor, time.Now().Add(auditQuiet)); soon.Before(a.due) {
+	a.within(auditQuiet)
+}
+
+// within has the next audit come no later than after a time, as far as it may.
+func (a *audits) within(d time.Duration) {
+	if soon := later(a.floor, time.Now().Add(d)); soon.Before(a.due) {
 		a.due = soon
 	}
 }

@@ -82,6 +82,7 @@ func (e *Engine) configure(ctx context.Context, s Settings, control *controlServ
 // setTimes sets what both New and Configure may. A rest must not look like a plane that fails.
 func (e *Engine) setTimes(audit, rest time.Duration) {
 	e.options.AuditInterval = cmp.Or(audit, auditInterval)
+	e.audits.within(e.options.AuditInterval)
 	e.rests.limit(min(rest, e.options.HealthTimeout/2))
 }
 

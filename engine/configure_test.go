@@ -37,7 +37,7 @@ func TestEngine_configureTheTable(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.converged()
-		if err := r.engine.Configure(t.Context(), Settings{Table: masquerade()}); err != nil {
+		if err := r.engine.Configure(t.Context(), Settings{Table: masquerade(), AuditInterval: 10 * time.Hour}); err != nil {
 			t.Fatal(err)
 		}
 		if err := r.want.Configure(masquerade()); err != nil {
@@ -89,6 +89,15 @@ func TestEngine_configureTimes(t *testing.T) {
 		if err := r.engine.Configure(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
+		audits := func(when string) {
+			t.Helper()
+			before := len(r.kernel.Calls())
+			bubble.Pass(time.Minute)
+			if n := len(r.kernel.Calls()) - before; n < 59 || n > 61 {
+				t.Errorf("%s: %d audits in a minute, want one each second", when, n)
+			}
+		}
+		audits("at once")
 		r.setFault(func(string) error { return errBroken })
 		r.send(web(2, "10.244.1.3"))
 		bubble.Pass(9 * time.Second)
@@ -101,11 +110,7 @@ func TestEngine_configureTimes(t *testing.T) {
 		}
 		r.setFault(nil)
 		bubble.Pass(time.Minute)
-		before := len(r.kernel.Calls())
-		bubble.Pass(time.Minute)
-		if n := len(r.kernel.Calls()) - before; n < 59 || n > 61 {
-			t.Errorf("%d audits in a minute, want one each second", n)
-		}
+		audits("after a failure")
 		r.stop()
 		if err := r.engine.Configure(t.Context(), Settings{}); !errors.Is(err, ErrStopped) {
 			t.Error(err)
