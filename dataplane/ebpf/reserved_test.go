@@ -86,6 +86,33 @@ func TestTaken_full(t *testing.T) {
 	}
 }
 
+// There may be more entries at once than the kernel has memory at hand for: the test kernel has it for a few.
+func TestTaken_many(t *testing.T) {
+	lack.Need(t, lack.Root)
+	m, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.Hash, KeySize: uint32(unsafe.Sizeof(packetsTuple{})), ValueSize: 1, MaxEntries: 1 << 16, Flags: 1, // not all at once
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	want := map[packetsTuple]uint8{}
+	for port := range uint16(20_000) {
+		want[at(packetsHookINGRESS, uint8(model.TCP), endpointAt("10.244.1.11:8080"), packetsEndpoint{Port: port})] = 0
+	}
+	if err := reserve(m, want); err != nil {
+		t.Fatal(err)
+	}
+	has := map[packetsTuple]uint8{}
+	err = each(m, func(key packetsTuple, value uint8) error {
+		has[key] = value
+		return nil
+	})
+	if err != nil || !maps.Equal(has, want) {
+		t.Errorf("of %d the map has %d: %v", len(want), len(has), err)
+	}
+}
+
 // Connections that another data plane has begun keep their ports to themselves until they have ended.
 func TestTaken(t *testing.T) {
 	t.Parallel()

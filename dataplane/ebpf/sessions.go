@@ -231,7 +231,7 @@ func update[K comparable, V any](m *ebpf.Map, all map[K]V) error {
 		for _, key := range keys {
 			values = append(values, all[key])
 		}
-		if _, err := m.BatchUpdate(keys, values, nil); err != nil {
+		if err := putBatch(m, keys, values); err != nil {
 			return err
 		}
 	}

@@ -76,26 +76,34 @@ func without(keys, others sourceSet) (out []packetsSourceKey) {
 }
 
 func putAll(m *ebpf.Map, keys []packetsSourceKey) error {
-	known := slices.Repeat([]uint32{1}, len(keys))
+	err := putBatch(m, keys, slices.Repeat([]uint32{1}, len(keys)))
+	if errors.Is(err, ebpf.ErrNotSupported) { // of tries, before Linux 5.13
+		err = putEach(m, keys)
+	}
+	if errors.Is(err, unix.ENOSPC) {
+		return errFull
+	}
+	if err != nil {
+		return fmt.Errorf("allowed sources: %w", err)
+	}
+	return nil
+}
+
+// putBatch adds elements, or replaces them, as many at once as there is memory for.
+func putBatch[K, V any](m *ebpf.Map, keys []K, values []V) error {
 	for len(keys) > 0 {
 		n := 0
 		err := insist(func() (err error) {
-			n, err = m.BatchUpdate(keys, known[:len(keys)], nil)
+			n, err = m.BatchUpdate(keys, values, nil)
 			if errors.Is(err, unix.ENOMEM) && 0 < n && n < len(keys) {
 				err = nil // the rest is tried anew
 			}
 			return err
 		})
-		if errors.Is(err, ebpf.ErrNotSupported) { // of tries, before Linux 5.13
-			n, err = len(keys), putEach(m, keys)
-		}
-		if errors.Is(err, unix.ENOSPC) {
-			return errFull
-		}
 		if err != nil {
-			return fmt.Errorf("allowed sources: %w", err)
+			return err
 		}
-		keys = keys[n:]
+		keys, values = keys[n:], values[n:]
 	}
 	return nil
 }

@@ -294,7 +294,7 @@ func (t *tables) setGuard(p netip.Prefix, verdict model.Verdict) error {
 	return nil
 }
 
-// insist tries again if there is no memory: the kernel keeps little at hand for a trie, and gets more in the
+// insist tries again if there is no memory: the kernel keeps little at hand for a map that grows, and gets more in the
 // background.
 func insist(f func() error) error {
 	err := f()
