@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,6 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"fairlead.dev/fairlead/lab/eventually"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed"
 	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 	"fairlead.dev/fairlead/lab/testbed/traffic"
@@ -102,6 +104,89 @@ func TestMigrate_dump(t *testing.T) {
 	}
 }
 
+// TestMigrate_finds has nodes with what proxies leave in the kernel, and their ConfigMaps.
+func TestMigrate_finds(t *testing.T) {
+	const (
+		isCilium, isRouter = "ip link add cilium_host type veth peer name cilium_net", "ip link add kube-dummy-if type bridge"
+		kubeProxy          = "{kind: ConfigMap, metadata: {name: kube-proxy, namespace: kube-system}, data: {config.conf: " +
+			`"{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: nftables}"}}`
+		cilium = "{kind: ConfigMap, metadata: {name: cilium-config, namespace: kube-system}, data: {kube-proxy-replacement: VALUE}}"
+	)
+	replaces := func(value string) string { return strings.Replace(cilium, "VALUE", value, 1) }
+	for _, c := range []struct {
+		name, node string
+		maps       []string
+		want       string // proxy, mode, and by what that is known
+		blocks     bool
+	}{
+		{"nothing", "", nil, "an unknown proxy, , nothing", false},
+		{"Cilium", isCilium, nil, "Cilium, cilium, link cilium_host", true},
+		{"Cilium by its ConfigMap", "", []string{replaces("strict")}, "Cilium, cilium, ConfigMap kube-system/cilium-config", true},
+		{"Cilium by both", isCilium, []string{replaces("'true'")}, "Cilium, cilium, link cilium_host", true},
+		{"Cilium that does not serve", isCilium, []string{replaces("'false'")}, "an unknown proxy, , nothing", false},
+		{"Cilium, and kubeadm's ConfigMap", isCilium, []string{kubeProxy}, "Cilium, cilium, link cilium_host", true},
+		{"Cilium in the ConfigMap beside kube-proxy's", "", []string{kubeProxy, replaces("'true'")},
+			"kube-proxy, nftables, ConfigMap kube-system/kube-proxy", true},
+		{"kube-proxy beside Cilium", isCilium + "; nft add table ip kube-proxy", []string{kubeProxy},
+			"kube-proxy, nftables, ConfigMap kube-system/kube-proxy", false},
+		{"rules of kube-proxy beside Cilium", isCilium + "; nft add table ip kube-proxy", nil,
+			"kube-proxy, nftables, its rules in the kernel", false},
+		{"another mode than in the ConfigMap", "iptables -t nat -N KUBE-SERVICES", []string{kubeProxy},
+			"kube-proxy, iptables, ConfigMap kube-system/kube-proxy, its rules in the kernel", false},
+		{"kube-router", isRouter, nil, "kube-router, ipvs, link kube-dummy-if", false},
+		{"kube-router, and kubeadm's ConfigMap", isRouter, []string{kubeProxy}, "kube-router, ipvs, link kube-dummy-if", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorldOf(t, testbed.Spec{})
+			look := func(args ...string) {
+				_, out := w.execute(append([]string{"migrate", "--control-socket", w.socket, "-o", "json"}, args...)...)
+				var r migrate.Report
+				if err := json.Unmarshal([]byte(out), &r); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+				is := strings.Join([]string{r.Proxy, r.Mode, strings.Join(r.By, ", ")}, ", ")
+				blocks := slices.ContainsFunc(r.Findings, func(f migrate.Finding) bool {
+					return f.Severity == migrate.Blocks && f.Subject == "kube-proxy-replacement" && len(f.Objects) == 1
+				})
+				if strings.Replace(is, "--manifests, ", "", 1) != c.want || blocks != c.blocks {
+					t.Errorf("%q: found %q, blocks: %t; want %q, %t", args, is, blocks, c.want, c.blocks)
+				}
+			}
+			kubeconfig := serveMaps(t, w.bed, c.maps)
+			if out, err := w.bed.Command(t.Context(), testbed.Node, "sh", "-ec", c.node).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			look("--kubeconfig", kubeconfig)
+			if c.node == "" { // then a dump has all
+				file := filepath.Join(t.TempDir(), "dump.yaml")
+				if err := os.WriteFile(file, []byte(strings.Join(c.maps, "\n---\n")), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				look("--manifests", file)
+			}
+		})
+	}
+}
+
+// serveMaps returns a kubeconfig for an API that has ConfigMaps.
+func serveMaps(t *testing.T, bed *testbed.Bed, maps []string) (kubeconfig string) {
+	catalog, err := kubernetes.NewCatalog()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = catalog.Close() })
+	for _, text := range maps {
+		o := &corev1.ConfigMap{}
+		if err := errors.Join(yaml.Unmarshal([]byte(text), o), catalog.Add(o)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if kubeconfig, err = catalog.Serve(bed, t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
+}
+
 // migrateHere runs the command in the namespaces of the test.
 func migrateHere(t *testing.T, args ...string) (status int, out string) {
 	t.Helper()
@@ -145,13 +230,15 @@ spec:
   sessionAffinity: None
   externalTrafficPolicy: Cluster
   internalTrafficPolicy: Cluster
-  ports: [{protocol: TCP, port: 80, targetPort: TARGET, nodePort: NODEPORT}]
+  ports:
+  - {name: t, protocol: TCP, port: 80, targetPort: TARGET, nodePort: NODEPORT}
+  - {name: u, protocol: UDP, port: 53, targetPort: 5353}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: NAME, namespace: default, resourceVersion: "1", labels: {kubernetes.io/service-name: NAME}}
 addressType: IPv4
-ports: [{name: "", protocol: TCP, port: TARGET}]
+ports: [{name: t, protocol: TCP, port: TARGET}, {name: u, protocol: UDP, port: 5353}]
 endpoints:
 - {addresses: [POD-A], nodeName: node}
 - {addresses: [POD-B], nodeName: node-b}
@@ -368,28 +455,62 @@ func (m *migrating) shadow() {
 	}
 }
 
+// failing is a firewall that comes with Fairlead, and what migrate says of it.
+type failing struct{ from, to, chain, says string }
+
 // TestMigrate_failure has a firewall come with Fairlead: kube-proxy serves again, by itself.
 func TestMigrate_failure(t *testing.T) {
-	m := newMigrating(t, "iptables")
-	_ = m.load.Stop()
-	args := m.apply("nftables", "nft 'table ip firewall { chain c { type filter hook output priority 300; tcp dport 8080 drop; }; }'")
-	stop, err := os.ReadFile(m.path("agent-stop"))
-	if err == nil {
-		err = os.WriteFile(m.path("agent-stop"), append(stop, "nft delete table ip firewall\n"...), 0o755)
+	goBack(t, []failing{
+		{"iptables", "nftables", "hook prerouting priority -300; tcp sport 8081 tcp flags == 0x12 tcp flags set 0x14", "more connections fail than before: "},
+		{"iptables", "ebpf", "hook output priority 300; tcp dport 8080 drop",
+			"2 of 4 addresses answered before, and not now: 10.96.0.10:80/tcp, 192.0.2.1:30080/tcp"},
+		{"nftables", "nftables", "hook output priority -200; tcp dport 30080 drop",
+			"1 of 4 addresses answered before, and not now: 192.0.2.1:30080/tcp"},
+		{"nftables", "ebpf", "hook output priority 300; udp dport 5353 reject",
+			"2 of 4 addresses answered before, and not now: 10.96.0.10:53/udp, 10.96.0.11:53/udp"},
+	})
+}
+
+func TestMigrate_failureIPVS(t *testing.T) {
+	if needIPVS(t) {
+		return
 	}
-	if err != nil {
-		t.Fatal(err)
+	goBack(t, []failing{
+		{"ipvs", "nftables", "hook output priority 300; udp dport 5353 reject",
+			"2 of 4 addresses answered before, and not now: 10.96.0.10:53/udp, 10.96.0.11:53/udp"},
+		{"ipvs", "ebpf", "hook output priority 300; tcp dport 8080 drop",
+			"2 of 4 addresses answered before, and not now: 10.96.0.10:80/tcp, 192.0.2.1:30080/tcp"},
+	})
+}
+
+// goBack draws half of them.
+func goBack(t *testing.T, all []failing) {
+	for _, f := range sample.Of(t, 2, all) {
+		t.Run(f.from+" to "+f.to, func(t *testing.T) {
+			m := newMigrating(t, f.from)
+			// The node cannot reach what the client outside asks. So only counters tell how that fares.
+			m.do("nft", "table ip own { chain c { type filter hook output priority 300; ip saddr != 192.0.2.9 tcp dport 8081 reject; }; }")
+			args := m.apply(f.to, "nft 'table ip firewall { chain c { type filter "+f.chain+"; }; }'")
+			stop, err := os.ReadFile(m.path("agent-stop"))
+			if err == nil {
+				err = os.WriteFile(m.path("agent-stop"), append(stop, "nft delete table ip firewall\n"...), 0o755)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			out := m.migrate(1, args...)
+			_ = m.load.Stop()
+			for _, text := range []string{f.says, "it is as it was before"} {
+				if !strings.Contains(out, text) {
+					t.Errorf("no %q in\n%s", text, out)
+				}
+			}
+			m.open = nil
+			m.load = m.watch(20*time.Millisecond, m.clients())
+			for range 3 {
+				m.goesOn("under kube-proxy again")
+			}
+			m.ends()
+		})
 	}
-	out := m.migrate(1, args...)
-	for _, text := range []string{"1 of 2 addresses answered before, and not now: " + clusterIP.String(), "it is as it was before"} {
-		if !strings.Contains(out, text) {
-			t.Errorf("no %q in\n%s", text, out)
-		}
-	}
-	m.open = nil
-	m.load = m.watch(20*time.Millisecond, m.clients())
-	for range 3 {
-		m.goesOn("under kube-proxy again")
-	}
-	m.ends()
 }

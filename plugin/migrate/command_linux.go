@@ -41,8 +41,9 @@ func Command() *cobra.Command {
 			"With --watch it goes on, and compares each connection that begins with the rows. It lists those that the\n" +
 			"kernel sends where Fairlead would not.\n\n" +
 			"With --apply it does it, while connections go on: it stops the old proxy and starts Fairlead, or has a running\n" +
-			"Fairlead change its mode. It checks before and after which ClusterIPs answer, and how many connections fail.\n" +
-			"If more fail than before, it goes back. --back undoes --apply. A shell runs the commands.\n\n" +
+			"Fairlead change its mode. It checks before and after which ClusterIPs and NodePorts answer, and how many\n" +
+			"connections fail. A datagram of UDP fails if it is refused. If more fail than before, it goes back. --back\n" +
+			"undoes --apply. A shell runs the commands.\n\n" +
 			"Exit status 1: something blocks, a connection contradicts the rows, or it is as it was before.",
 		Example: "  fairlead migrate --to nftables\n  fairlead migrate --watch 10m\n" +
 			"  fairlead migrate --apply --stop \"systemctl stop kube-proxy\" --start \"systemctl start kube-proxy\" \\\n" +
@@ -90,6 +91,9 @@ func (m *migration) run(ctx context.Context) (err error) {
 		return m.apply(ctx)
 	}
 	c, err := m.rowsConfig()
+	if err == nil && m.seen.config == nil && !m.IsOffline() {
+		err = errors.New("--watch needs kube-proxy's configuration: name it by --config")
+	}
 	if err != nil {
 		return cli.Misused(err)
 	}
@@ -102,12 +106,9 @@ func (m *migration) run(ctx context.Context) (err error) {
 
 // rowsConfig is the configuration by which rows are computed: that of the other proxy, for the objects that are read.
 func (m *migration) rowsConfig() (*config.Config, error) {
-	if m.IsOffline() {
-		return m.Flags.Load()
-	}
 	c := m.seen.config
-	if c == nil {
-		return nil, errors.New("--watch needs kube-proxy's configuration: name it by --config")
+	if c == nil || m.IsOffline() {
+		return m.Flags.Load()
 	}
 	if own := m.Flags.Lookup("kubeconfig"); own.Changed {
 		c.KubeProxy.ClientConnection.Kubeconfig = own.Value.String()

@@ -63,6 +63,7 @@ func (s *seen) objects() objects {
 	o.add("kernel", before(s.Kernel, "5.10") || s.To != "ebpf" && before(s.Kernel, "5.13"), s.Kernel)
 	o.add("configuration", true, s.invalid...)
 	o.add("kube-proxy-replacement", s.ciliumReplaces(), "ConfigMap "+ciliumConfig)
+	o.add("kube-proxy-replacement", s.Mode == "cilium" && !s.ciliumReplaces(), s.By...)
 	for _, name := range []string{istioConfig, nodeCacheConfig} {
 		o.add("sidecars, node caches", s.maps[name] != nil, "ConfigMap "+name)
 	}

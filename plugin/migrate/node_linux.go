@@ -55,11 +55,7 @@ func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) error {
 	if mode := s.modeFound(); mode != "" && (s.config == nil || mode != string(s.config.KubeProxy.Mode)) {
 		s.Proxy, s.Mode, s.By = "kube-proxy", mode, append(s.By, "its rules in the kernel")
 	}
-	for _, p := range [][3]string{{"cilium_host", "Cilium", "cilium"}, {"kube-dummy-if", "kube-router", "ipvs"}} {
-		if _, err := net.InterfaceByName(p[0]); err == nil && s.Proxy == "" && s.config == nil {
-			s.Proxy, s.Mode, s.By = p[1], p[2], append(s.By, "link "+p[0])
-		}
-	}
+	s.lookAtLinks()
 	table, err := os.ReadFile("/proc/thread-self/net/ip_vs")
 	if errors.Is(err, os.ErrNotExist) { // IPVS is not loaded
 		return nil
@@ -70,6 +66,20 @@ func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) error {
 		}
 	}
 	return err
+}
+
+// lookAtLinks finds other proxies. kube-proxy's ConfigMap may be there without it, and Cilium without being the proxy.
+func (s *seen) lookAtLinks() {
+	ofMap := s.config == nil || slices.Contains(s.By, "ConfigMap "+kubeProxyConfig)
+	if s.Proxy != "" || len(s.leftovers) > 0 || !ofMap {
+		return
+	}
+	for _, p := range [][3]string{{"cilium_host", "Cilium", "cilium"}, {"kube-dummy-if", "kube-router", "ipvs"}} {
+		serves := p[1] != "Cilium" || s.maps[ciliumConfig] == nil || s.ciliumReplaces()
+		if _, err := net.InterfaceByName(p[0]); err == nil && serves {
+			s.Proxy, s.Mode, s.By, s.config = p[1], p[2], []string{"link " + p[0]}, nil
+		}
+	}
 }
 
 // leftovers are kube-proxy's objects in the kernel.

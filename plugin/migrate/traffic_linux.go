@@ -4,15 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"golang.org/x/sync/errgroup"
 
+	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/internal/nfnetlink"
 	"fairlead.dev/fairlead/internal/tracked"
 	"fairlead.dev/fairlead/model"
@@ -21,8 +22,9 @@ import (
 
 const (
 	dialTimeout = 2 * time.Second
-	maxDials    = 64   // at once
-	maxProbed   = 1000 // addresses
+	silence     = time.Second // by then a datagram is refused, if it is
+	maxDials    = 64          // at once
+	maxProbed   = 1000        // addresses
 	probeTries  = 3
 	// Failures have risen if there are more than fewFailures, and their share is larger by more than that.
 	fewFailures = 2
@@ -31,7 +33,7 @@ const (
 
 // sample is how connections fare on this node.
 type sample struct {
-	answers       []string // addresses that answer
+	answers       []string // addresses that answer, or do not refuse a datagram
 	begun, failed int      // TCP connections that the kernel has tracked
 }
 
@@ -66,30 +68,51 @@ func (m *migration) compare(ctx context.Context, before sample) error {
 	return nil
 }
 
-// addresses are those with ports of TCP: by the rows of a running Fairlead, or else the ClusterIPs.
+// addresses are those of TCP and UDP that rows forward: of too many a part, by chance. NodePorts are on the primary
+// addresses, where each mode has them.
 func (m *migration) addresses(ctx context.Context) (all []string, err error) {
-	if m.seen.Proxy == "Fairlead" {
-		var rows []byte
-		rows, err = m.Text(ctx, "/dump")
-		for line := range strings.Lines(string(rows)) {
-			f := strings.Fields(line)
-			if len(f) > 3 && f[0] == "frontend" && f[3] == "forward" && strings.HasSuffix(f[1], "/tcp") {
-				all = append(all, strings.TrimSuffix(f[1], "/tcp"))
-			}
-		}
+	state, err := m.rows(ctx)
+	if err != nil {
+		return nil, err
 	}
-	for _, o := range m.seen.services {
-		for _, p := range o.Spec.Ports {
-			for _, a := range o.Spec.ClusterIPs {
-				if a != corev1.ClusterIPNone && (p.Protocol == corev1.ProtocolTCP || p.Protocol == "") {
-					all = append(all, net.JoinHostPort(a, fmt.Sprint(p.Port)))
-				}
-			}
+	for k, f := range state.Frontends {
+		if f.Verdict == model.Forward && k.Protocol != model.SCTP && len(all) < maxProbed {
+			all = append(all, k.AddrPort().String()+"/"+k.Protocol.String())
 		}
 	}
 	slices.Sort(all)
-	all = slices.Compact(all)
-	return all[:min(len(all), maxProbed)], err
+	return slices.Compact(all), nil
+}
+
+// rows are those of a running Fairlead, or else by the configuration of kube-proxy.
+func (m *migration) rows(ctx context.Context) (*model.State, error) {
+	if m.seen.Proxy == "Fairlead" {
+		text, err := m.Text(ctx, "/dump")
+		if err != nil {
+			return nil, err
+		}
+		return model.ParseState(string(text))
+	}
+	if len(m.seen.services) == 0 { // or the API server gives none
+		return model.NewState(), nil
+	}
+	c, err := m.rowsConfig()
+	if err == nil && len(c.KubeProxy.NodePortAddresses) == 0 {
+		c.KubeProxy.NodePortAddresses = []string{"primary"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	rows, err := daemon.OpenRows(c, daemon.NewLogs(io.Discard))
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	b, err := rows.Next(ctx)
+	state, _, _ := rows.Table.Update(b)
+	return state, err
 }
 
 // probe finds those of the addresses that answer.
@@ -99,11 +122,9 @@ func probe(ctx context.Context, addresses []string) []string {
 	answers := make([]string, len(addresses))
 	for i, address := range addresses {
 		group.Go(func() error {
-			for range probeTries {
-				conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", address)
-				if err == nil {
+			for try := 0; try < probeTries && answers[i] == ""; try++ {
+				if reach(ctx, address) == nil {
 					answers[i] = address
-					return conn.Close()
 				}
 			}
 			return nil
@@ -111,6 +132,26 @@ func probe(ctx context.Context, addresses []string) []string {
 	}
 	_ = group.Wait()
 	return slices.DeleteFunc(answers, func(address string) bool { return address == "" })
+}
+
+// reach connects, or sends an empty datagram. That no datagram comes back says nothing, and is no error.
+func reach(ctx context.Context, address string) error {
+	at, protocol, _ := strings.Cut(address, "/")
+	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, protocol, at)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if protocol == "udp" {
+		_ = conn.SetDeadline(time.Now().Add(silence))
+		if _, err = conn.Write(nil); err == nil {
+			_, err = conn.Read(make([]byte, 1))
+		}
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil
+	}
+	return err
 }
 
 // count watches connections of TCP begin for a time, and tells how many of them have failed. The kernel forgets a

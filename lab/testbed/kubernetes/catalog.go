@@ -7,10 +7,10 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -57,12 +57,13 @@ type watcher struct {
 	gone   <-chan struct{}
 }
 
-// NewCatalog makes one that has Services, EndpointSlices, Nodes and ServiceCIDRs.
+// NewCatalog makes one that has Services, EndpointSlices, Nodes, ServiceCIDRs and ConfigMaps.
 func NewCatalog(objects ...runtime.Object) (*Catalog, error) {
 	c := &Catalog{collections: map[string]*collection{}}
 	for resource, list := range map[string]runtime.Object{
 		"services": &corev1.ServiceList{}, "endpointslices": &discoveryv1.EndpointSliceList{},
 		"nodes": &corev1.NodeList{}, "servicecidrs": &networkingv1.ServiceCIDRList{},
+		"configmaps": &corev1.ConfigMapList{},
 	} {
 		c.collections[resource] = &collection{list: list, index: map[name]int{}, watches: map[*watcher]bool{}}
 	}
@@ -171,6 +172,8 @@ func resourceOf(o runtime.Object) (string, error) {
 		return "endpointslices", nil
 	case *networkingv1.ServiceCIDR:
 		return "servicecidrs", nil
+	case *corev1.ConfigMap:
+		return "configmaps", nil
 	}
 	return "", fmt.Errorf("a Catalog has no %T", o)
 }
@@ -245,13 +248,13 @@ func (c *Catalog) Close() (err error) {
 	return err
 }
 
-// ServeHTTP answers lists, watches, and questions for one node. It accepts Events and forgets them. A request for a
-// watch that begins with a list learns that this server is too old for it.
+// ServeHTTP answers lists, watches, and questions for one node or ConfigMap. It accepts Events and forgets them. A
+// request for a watch that begins with a list learns that this server is too old for it.
 func (c *Catalog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	path, name, _ := strings.Cut(r.URL.Path, "/nodes/")
-	resource := path[strings.LastIndexByte(path, '/')+1:]
-	if name != "" {
-		resource = "nodes"
+	parent, resource := path.Split(r.URL.Path)
+	name := ""
+	if of := path.Base(parent); of == "nodes" || of == "configmaps" {
+		resource, name = of, resource
 	}
 	s := c.collections[resource]
 	switch query := r.URL.Query(); {
