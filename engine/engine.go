@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/netip"
 	"runtime/debug"
@@ -145,8 +146,9 @@ type Engine struct {
 	inForce inForce
 	rests   rests
 	pace    pace
-	cost    cost    // of the turn that goes on
-	pending pending // what the Table has, and the kernel has not
+	cost    cost                            // of the turn that goes on
+	pending pending                         // what the Table has, and the kernel has not
+	health  map[netip.AddrPort]model.Health // of the last State that the kernel is known to have
 
 	round    Round // the one that is going on
 	again    bool  // go round without waiting
@@ -282,7 +284,10 @@ func (e *Engine) turn(ctx context.Context) error {
 	if len(e.cost.shares) > 0 && e.round.Verb == Applied {
 		e.pace.took(&e.cost)
 	}
-	if !e.options.Once && e.checks.follow(e.state.Health, e.options.Log) {
+	if !e.dirty && (e.health == nil || !maps.Equal(e.health, e.state.Health)) {
+		e.health = maps.Clone(e.state.Health) // the State's changes with it
+	}
+	if !e.options.Once && e.checks.follow(e.health, e.options.Log) {
 		e.again = true
 	}
 	e.observe(err)

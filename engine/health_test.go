@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -370,6 +371,44 @@ func TestEngine_busyShows(t *testing.T) {
 		if !r.engine.Healthy() {
 			t.Errorf("%+v", r.engine.Status())
 		}
+		r.stop()
+	})
+}
+
+// TestEngine_healthInForce: what load balancers are told is what the kernel has.
+func TestEngine_healthInForce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, path := newRig(t), filepath.Join(t.TempDir(), "health-checks")
+		r.start(func(o *Options) { o.HealthFile = HealthFile{Path: path, MaxAge: time.Hour} })
+		local := func(endpoints ...string) {
+			b := web(1, endpoints...)
+			b.Services[0].Is.ExternalLocal, b.Services[0].Is.HealthCheckNodePort = true, 32123
+			for i := range b.Slices[0].Is.Endpoints {
+				b.Slices[0].Is.Endpoints[i].Node = service.NodeNamed("node")
+			}
+			r.send(b)
+			bubble.Pass(time.Second)
+		}
+		says := func(want string) {
+			t.Helper()
+			text, err := os.ReadFile(path)
+			if err != nil || !strings.Contains(string(text), "health 192.0.2.1:32123 default/web-1 local "+want) {
+				t.Errorf("want local %s: %s, %v", want, text, err)
+			}
+		}
+		r.send(service.Batch{}) // there are no rows, and an earlier process may have written some
+		synctest.Wait()
+		if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), `"rows":""`) {
+			t.Errorf("no rows: %s, %v", text, err)
+		}
+		local("10.244.1.2")
+		says("1")
+		r.setFault(func(string) error { return errBroken })
+		local("10.244.1.2", "10.244.1.3")
+		says("1")
+		r.setFault(nil)
+		bubble.Pass(time.Minute)
+		says("2")
 		r.stop()
 	})
 }

@@ -64,7 +64,7 @@ func (w *healthWriter) takes(rows map[netip.AddrPort]model.Health) bool {
 	defer w.mu.Unlock()
 	is := w.file.Path != ""
 	if is && (w.rows == nil || !maps.Equal(w.rows, rows)) {
-		w.rows, w.written = maps.Clone(rows), time.Time{}
+		w.rows, w.written = rows, time.Time{}
 	}
 	return is
 }
