@@ -27,8 +27,11 @@ const (
 	// settle is for packets on their way: a client whose first packet was lost sends it again after a second, and
 	// connection tracking leads that to the same backend.
 	settle = 1200 * time.Millisecond
-	// leastLook is between two looks at the Leases, of all pods together.
-	leastLook = 250 * time.Millisecond
+	// leastLook is between two looks at the Leases, of all pods together, and leastHeartbeat at those of kubelets.
+	leastLook      = 250 * time.Millisecond
+	leastHeartbeat = time.Minute / watchedPart
+	// watchedPart of the time for which a node counts is enough for a kubelet to renew its Lease: see kube.Heartbeats.
+	watchedPart = 5
 	// confirmed is for how long an agent lives that has confirmed something, whatever its node's kubelet does.
 	confirmed = time.Minute
 	// Unconfirmed is how long nodes are waited for that confirm nothing, as by a preStop hook that sleeps.
@@ -180,11 +183,11 @@ func (b *Barrier) judge(ctx context.Context, e service.Ending) (found verdict, e
 		}
 	}
 	check(v.node, kube.Confirmation{Version: v.Version, Used: v.Used})
-	for node, until := range l.living {
+	for node, beat := range l.heartbeats {
 		says, known := l.confirmations[node]
-		switch {
-		case node == v.node || l.at.After(until) && l.at.Sub(says.Renewed) > confirmed:
-		case !known || l.at.Sub(says.Renewed) > kube.LeaseTime:
+		switch dead := l.kubelets[node].silent(beat.Counts, l.livingAt); {
+		case node == v.node || dead && l.agents[node].silent(confirmed, l.at):
+		case !known || beat.Renewed.Sub(says.Renewed) > kube.LeaseTime: // by the same clock
 			found.other = append(found.other, node)
 		default:
 			check(node, says)
@@ -195,25 +198,55 @@ func (b *Barrier) judge(ctx context.Context, e service.Ending) (found verdict, e
 
 // listing is what the API server said.
 type listing struct {
-	confirmations map[string]kube.Confirmation
-	living        map[string]time.Time // until when
-	at            time.Time
-	livingAt      time.Time // when those were listed
+	confirmations    map[string]kube.Confirmation
+	heartbeats       map[string]kube.Heartbeat
+	agents, kubelets map[string]heard // of those
+	at, livingAt     time.Time        // when they were listed
+}
+
+// heard is when a node was heard of. The clock of another node may be wrong, so what counts is that it says something
+// new, and when that was seen. Of what was seen once its clock must do.
+type heard struct {
+	says, seen time.Time // by its clock, and by that of this node
+	again      bool      // it had said something else not long before
+}
+
+// hear is what is known when a node says something; the last look was at another time.
+func (h heard) hear(says, last, now time.Time) heard {
+	if known := !h.seen.IsZero(); !known || !h.says.Equal(says) {
+		h = heard{says, now, known && now.Sub(last) < confirmed}
+	}
+	return h
+}
+
+// silent reports whether nothing new has come for that long. Its clock alone does not say so.
+func (h heard) silent(long time.Duration, now time.Time) bool {
+	watched := now.Sub(h.seen)
+	return watched > long || !h.again && watched >= long/watchedPart && now.Sub(h.says) > long
 }
 
 // list asks the API server, unless it was asked not long ago.
 func (b *Barrier) list(ctx context.Context, v view) (last listing, err error) {
 	b.listing.Lock()
 	defer b.listing.Unlock()
-	now := time.Now()
-	if last = b.listed; now.Sub(last.at) < max(leastLook, v.spread/2) {
+	now, before := time.Now(), b.listed
+	if last = before; now.Sub(last.at) < max(leastLook, v.spread/2) {
 		return last, nil
 	}
 	last.at = now
 	last.confirmations, err = v.api.Confirmations(ctx)
-	if err == nil && now.Sub(last.livingAt) > retryPause {
+	agents, kubelets := map[string]heard{}, map[string]heard{}
+	for node, says := range last.confirmations {
+		agents[node] = before.agents[node].hear(says.Renewed, before.at, now)
+	}
+	last.agents = agents
+	if err == nil && now.Sub(last.livingAt) >= leastHeartbeat {
 		last.livingAt = now
-		last.living, err = v.api.LivingUntil(ctx)
+		last.heartbeats, err = v.api.Heartbeats(ctx)
+		for node, beat := range last.heartbeats {
+			kubelets[node] = before.kubelets[node].hear(beat.Renewed, before.livingAt, now)
+		}
+		last.kubelets = kubelets
 	}
 	if err == nil {
 		b.listed = last

@@ -32,7 +32,7 @@ import (
 type API interface {
 	Confirm(ctx context.Context, node string, says kube.Confirmation) error
 	Confirmations(context.Context) (map[string]kube.Confirmation, error)
-	LivingUntil(context.Context) (map[string]time.Time, error)
+	Heartbeats(context.Context) (map[string]kube.Heartbeat, error)
 	CountNodes(context.Context) (int, error)
 }
 

@@ -30,6 +30,7 @@ type server struct {
 	lists  int
 	says   map[string]kube.Confirmation
 	living map[string]time.Time
+	clocks map[string]time.Duration // of kubelets that are wrong
 	broken error
 }
 
@@ -52,14 +53,16 @@ func (s *server) Confirmations(context.Context) (map[string]kube.Confirmation, e
 	return all, s.broken
 }
 
-func (s *server) LivingUntil(context.Context) (map[string]time.Time, error) {
+func (s *server) Heartbeats(context.Context) (map[string]kube.Heartbeat, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := map[string]time.Time{}
+	all := map[string]kube.Heartbeat{}
 	for node, until := range s.living {
-		if all[node] = until; until.IsZero() {
-			all[node] = time.Now().Add(time.Minute)
+		renewed := until.Add(-time.Minute)
+		if until.IsZero() {
+			renewed = time.Now().Truncate(10 * time.Second)
 		}
+		all[node] = kube.Heartbeat{Renewed: renewed.Add(s.clocks[node]), Counts: time.Minute}
 	}
 	return all, s.broken
 }
@@ -83,6 +86,7 @@ func newNode(t *testing.T, nodes int) *node {
 	}
 	n := &node{t: t, table: table, server: &server{
 		nodes: nodes, says: map[string]kube.Confirmation{}, living: map[string]time.Time{"own": {}},
+		clocks: map[string]time.Duration{},
 	}}
 	n.Barrier = New(func(_ context.Context, f func(*service.Table)) error {
 		n.mu.Lock()
@@ -177,6 +181,13 @@ func (s *server) lives(node string, until time.Time) {
 	s.living[node] = until
 }
 
+// clock sets how wrong the clock of a node is.
+func (s *server) clock(node string, wrong time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.clocks[node] = wrong
+}
+
 // asks sends the answer that pod 10.244.0.1 gets, and when.
 func (n *node) asks(query string) <-chan string {
 	answer := make(chan string, 1)
@@ -221,10 +232,20 @@ var answers = []struct {
 		n.hears(10, "-10.244.0.1", "10.244.0.2")
 		n.server.lives("b", time.Time{})
 	}},
-	{"dead", "", "200 after 1 s: drained: 1 node confirmed it", func(n *node) {
+	{"dead", "", "200 after 13 s: drained: 1 node confirmed it", func(n *node) {
 		n.hears(10, "-10.244.0.1", "10.244.0.2")
 		n.other("a", kube.Confirmation{Version: 9, Renewed: time.Now().Add(-2 * time.Minute)})
 		n.server.lives("a", time.Now().Add(-time.Second))
+	}},
+	{"clock behind", "", "503 after 25 s: not drained within 25s: 1 node confirmed it; not confirmed by: a", func(n *node) {
+		n.server.clock("a", -time.Hour)
+		n.hears(10, "-10.244.0.1", "10.244.0.2")
+		n.other("a", kube.Confirmation{Version: 9, Renewed: time.Now().Add(-time.Hour - 2*time.Minute)})
+	}},
+	{"clock ahead", "", "200 after 1 s: drained: 2 nodes confirmed it", func(n *node) {
+		n.server.clock("a", time.Hour)
+		n.hears(10, "-10.244.0.1", "10.244.0.2")
+		n.other("a", kube.Confirmation{Version: 10, Renewed: time.Now().Add(time.Hour)})
 	}},
 	{"without kubelet", "?timeout=3s", "503 after 3 s: not drained within 3s: 1 node confirmed it; not confirmed by: a",
 		func(n *node) {
@@ -271,6 +292,36 @@ func TestBarrier_answers(t *testing.T) {
 				}
 				n.cancel()
 			})
+		})
+	}
+}
+
+// A node is known to be dead when nothing new came of it for a while, whatever its clock was. One that has come back
+// since, and is dead again, is waited for once more.
+func TestBarrier_dead(t *testing.T) {
+	for _, wrong := range []time.Duration{-time.Hour, 0, 100 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNode(t, 3)
+			n.hears(8, "10.244.0.1", "10.244.0.2")
+			n.other("a", kube.Confirmation{Version: 8, Renewed: time.Now().Add(wrong)})
+			n.server.clock("a", wrong)
+			n.server.lives("a", time.Now().Add(time.Minute)) // it says no more
+			bubble.Pass(time.Hour)
+			n.hears(10, "-10.244.0.1", "10.244.0.2")
+			first := <-n.asks("")
+			if want := "200 after 13 s"; wrong <= 0 && !strings.HasPrefix(first, want) {
+				t.Errorf("clock %s: %s, want %s", wrong, first, want)
+			}
+			bubble.Pass(time.Minute)
+			if got, want := <-n.asks(""), "200 after 1 s"; !strings.HasPrefix(got, want) {
+				t.Errorf("clock %s: at last %s, want %s", wrong, got, want)
+			}
+			n.server.lives("a", time.Now().Add(time.Minute)) // for a moment
+			bubble.Pass(time.Hour)
+			if got, want := <-n.asks(""), "200 after 13 s"; wrong <= 0 && !strings.HasPrefix(got, want) {
+				t.Errorf("clock %s: after another hour %s, want %s", wrong, got, want)
+			}
+			n.cancel()
 		})
 	}
 }

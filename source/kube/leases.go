@@ -19,9 +19,9 @@ import (
 
 // Confirmation is what an agent says of its node's kernel, in a Lease that belongs to the Node.
 type Confirmation struct {
-	Version uint64   // all changes of EndpointSlices up to this resourceVersion are in force
-	Used    []string // as service.Barrier has it
-	Renewed time.Time
+	Version uint64    // all changes of EndpointSlices up to this resourceVersion are in force
+	Used    []string  // as service.Barrier has it
+	Renewed time.Time // by the node's own clock
 }
 
 const (
@@ -86,18 +86,24 @@ func (c *Client) Confirmations(ctx context.Context) (map[string]Confirmation, er
 	return all, err
 }
 
-// LivingUntil is when the kubelet of each node will have been silent for so long that the node is taken for dead. A
-// kubelet renews its Lease four times in the Lease's duration, which nodeLeaseDurationSeconds sets: in 40 seconds.
-func (c *Client) LivingUntil(ctx context.Context) (map[string]time.Time, error) {
+// Heartbeat is what a kubelet says of its node.
+type Heartbeat struct {
+	Renewed time.Time     // by the node's own clock
+	Counts  time.Duration // when it has been silent for longer, the node is taken for dead
+}
+
+// Heartbeats are those of all nodes, by name. A kubelet renews its Lease four times in the Lease's duration, which
+// nodeLeaseDurationSeconds sets: in 40 seconds.
+func (c *Client) Heartbeats(ctx context.Context) (map[string]Heartbeat, error) {
 	const renewals, ordinary = 6, 40
-	all := map[string]time.Time{}
+	all := map[string]Heartbeat{}
 	err := c.listLeases(ctx, corev1.NamespaceNodeLease, "", func(l *coordinationv1.Lease) {
 		lasts := int32(ordinary)
 		if l.Spec.LeaseDurationSeconds != nil {
 			lasts = max(lasts, *l.Spec.LeaseDurationSeconds)
 		}
 		interval := time.Duration(lasts) * time.Second / 4
-		all[l.Name] = l.Spec.RenewTime.Add(renewals * interval)
+		all[l.Name] = Heartbeat{l.Spec.RenewTime.Time, renewals * interval}
 	})
 	return all, err
 }
