@@ -93,7 +93,8 @@ func (a *answers) parse(text []byte, file fs.FileInfo) error {
 	}
 	s, err := model.ParseState(a.Rows)
 	if err == nil {
-		a.rows, a.written = s.Health, file.ModTime()
+		now := time.Now() // whose monotonic clock counts from now on; the other one may have been set meanwhile
+		a.rows, a.written = s.Health, now.Add(-max(0, now.Sub(file.ModTime())))
 	}
 	return err
 }

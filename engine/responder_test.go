@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"fairlead.dev/fairlead/lab/bubble"
 	"fairlead.dev/fairlead/model"
 )
 
@@ -72,4 +74,24 @@ func TestResponder_read(t *testing.T) {
 			t.Errorf("%+v: healthy: %t, %d errors", step, healthy, n)
 		}
 	}
+}
+
+// TestResponder_clock: a file of an agent that has ended counts for its time only, though the clock was ahead.
+func TestResponder_clock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "health-checks")
+		ahead := time.Now().Add(time.Hour)
+		err := os.WriteFile(path, []byte(`{"maxAge":60000000000,"healthy":true,"rows":""}`), 0o644)
+		if err = errors.Join(err, os.Chtimes(path, ahead, ahead)); err != nil {
+			t.Fatal(err)
+		}
+		r := &responder{path: path, log: slog.New(slog.DiscardHandler)}
+		for after, want := range []bool{true, false} {
+			r.read()
+			if _, healthy := r.health(); healthy != want {
+				t.Errorf("after %d minutes it is healthy: %t", after, healthy)
+			}
+			bubble.Pass(61 * time.Second)
+		}
+	})
 }
