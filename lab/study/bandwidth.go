@@ -29,9 +29,9 @@ func bandwidthExperiment() Experiment {
 
 func bandwidthCells(d Depth) (cells []Cell) {
 	lasts := byDepth(d, 200*time.Millisecond, time.Second)
-	for _, n := range byDepth(d, []int{1000, 4000}, []int{1, 1000, 4000, 10_000, 25_000}) {
+	for _, n := range byDepth(d, []int{1000, 4000}, []int{1, 1000, 5000, 10_000, 25_000, hugest}) {
 		cells = append(cells, atEnds(Cell{
-			Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Takes: lasts,
+			Size: n, Cluster: Cluster{Services: n, Endpoints: 1}, Takes: lasts, Contenders: ableToHold(n),
 		}, func(ctx context.Context, s *Site, to netip.AddrPort) (Figures, error) {
 			return bandwidthTurn(ctx, s, to, lasts)
 		})...)

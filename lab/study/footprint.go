@@ -35,7 +35,7 @@ func footprintCells(d Depth) (cells []Cell) {
 			})
 		}
 	}
-	add("one endpoint each", byDepth(d, []int{100, 1000}, []int{1, 1000, 4000, 10_000, 20_000}), 1)
+	add("one endpoint each", byDepth(d, []int{100, 1000}, []int{1, 500, 1000, 5000, 10_000, 20_000}), 1)
 	add("ten endpoints each", byDepth(d, []int{100}, []int{100, 1000, 4000}), 10)
 	return cells
 }

@@ -33,7 +33,7 @@ func lookupExperiment() Experiment {
 }
 
 func lookupCells(d Depth) (cells []Cell) {
-	for _, n := range byDepth(d, usual, []int{100, 1000, 4000, 10_000, 20_000, hugest}) {
+	for _, n := range byDepth(d, usual, []int{100, 1000, 4000, 5000, 10_000, 20_000, 30_000, hugest}) {
 		cells = append(cells, atEnds(Cell{
 			Size: n, Cluster: Cluster{Services: n, Endpoints: 1},
 			Takes:      100 * time.Millisecond,

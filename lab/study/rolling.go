@@ -20,6 +20,7 @@ func rollingExperiment() Experiment {
 				"KEP-1669 on pods that end",
 			Figures: clientFigures(),
 		},
+		IPVS:  true,
 		Cells: rollingCells,
 	}
 }

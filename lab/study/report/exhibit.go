@@ -187,7 +187,7 @@ func publishedOf(d study.Description, f study.Figure) (tables [][]Published, sin
 			continue
 		}
 		n := len(tables)
-		if n > 0 && tables[n-1][0].whose() == p.whose() && tables[n-1][0].Source == p.Source {
+		if n > 0 && tables[n-1][0].whose() == p.whose() && tables[n-1][0].origin() == p.origin() {
 			tables[n-1] = append(tables[n-1], p)
 			continue
 		}
@@ -202,7 +202,7 @@ func publishedOf(d study.Description, f study.Figure) (tables [][]Published, sin
 }
 
 func publishedRow(t []Published, sizes []int) exhibitRow {
-	who := study.Contender{Name: t[0].whose(), Kind: study.Peer, Plane: t[0].Plane}
+	who := t[0].contender()
 	row := exhibitRow{Name: who.Name, Class: class(who), Source: t[0].origin(), who: who}
 	for _, n := range sizes {
 		i := slices.IndexFunc(t, func(p Published) bool { return p.Size == n })
@@ -257,7 +257,18 @@ func (s *Statistics) unsized(d study.Description, main study.Figure) exhibit {
 	for _, f := range figures {
 		e.Columns = append(e.Columns, f.Name)
 	}
-	e.Groups = append(e.Groups, group{Label: publishedLabel}.orNone(len(figures)))
+	g := group{Label: publishedLabel}
+	for i, f := range figures {
+		_, singles := publishedOf(d, f)
+		for _, p := range singles {
+			cells := slices.Repeat([]exhibitCell{{Value: noFigure}}, len(figures))
+			cells[i].Value = quantity(p.Unit, p.Value)
+			g.Rows = append(g.Rows, exhibitRow{
+				Name: p.whose(), Class: class(p.contender()), Source: p.origin(), Cells: cells, values: []float64{p.Value},
+			})
+		}
+	}
+	e.Groups = append(e.Groups, g.orNone(len(figures)))
 	for _, p := range s.places(d.Name) {
 		b := block{place: p, figure: main, sizes: []int{0}}
 		g := group{Label: s.label(p), Kernel: p.kernel}
@@ -292,8 +303,7 @@ func (s *Statistics) beside() exhibit {
 		if p.Experiment != "bandwidth" {
 			continue
 		}
-		who := study.Contender{Name: p.whose(), Kind: study.Peer, Plane: strings.TrimPrefix(p.whose(), "kube-proxy ")}
-		row := exhibitRow{Name: p.whose(), Class: class(who), Source: p.origin()}
+		row := exhibitRow{Name: p.whose(), Class: class(p.contender()), Source: p.origin()}
 		for i := range columns {
 			row.Cells = append(row.Cells, exhibitCell{Value: map[bool]string{true: times(p.Value), false: noFigure}[i == of]})
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"fairlead.dev/fairlead/lab/study"
 )
@@ -13,9 +14,8 @@ import (
 type Published struct {
 	Experiment string
 	Figure     string // of the experiment; empty: the main one
-	Plane      string // of kube-proxy, unless Who says whose
-	Who        string
-	Size       int // Services
+	Plane      string // of kube-proxy; empty: not told
+	Size       int    // Services
 	Value      float64
 	Unit       study.Unit
 	Says       string // what it is, if not quite the figure
@@ -37,6 +37,11 @@ const (
 	slow135639 = "kubernetes#135639 (1.34)"
 	slow139513 = "kubernetes#139513 (1.36.1)"
 	eks        = "devfloor9.github.io, engineering-playbook (EKS 1.31)"
+	huawei2018 = "Wang, Huawei Cloud, Kubernetes Services at scale (zhuanlan.zhihu.com/p/37230013)"
+	dns2015    = "kubernetes#11977 (2015, Kubernetes 1.0)"
+	busy2020   = "kubernetes#88212 (2020)"
+	rollout    = "kubernetes#114052 (2022), load balancer of GCE"
+	flushed    = "kubernetes#76376 (2019, before Kubernetes 1.14)"
 	repeated   = "the comparison that this experiment repeats"
 )
 
@@ -79,9 +84,31 @@ func publishedTables() (all []Published) {
 	add(rule, sizes, 0.8*ms, 0.85*ms, 0.85*ms, 0.85*ms, 0.9*ms, 0.9*ms, 0.9*ms, 0.97*ms, 1*ms, 1.52*ms)
 	add(Published{Experiment: "update", Unit: study.Seconds, Source: proposal, Plane: "iptables",
 		Says: "rules added one by one, 8 to 160,000 in all"}, []int{1, 5000, 20_000}, 2*ms, 11*60, 5*3600)
+	add(Published{Experiment: "update", Unit: study.Seconds, Source: huawei2018, Plane: "ipvs",
+		Says: "one rule more, 8 to 160,000 in all"}, []int{1, 5000, 20_000}, 30*us, 50*us, 70*us)
 
-	add(Published{Experiment: "footprint", Unit: study.Bytes, Source: memory2015, Plane: "iptables",
-		Says: "heap in use, three endpoints each"}, []int{1, 500, 1000}, 5_210_368, 12_017_176, 22_719_136)
+	const megabytes = 8e6 // a second
+	iperf := Published{Experiment: "bandwidth", Unit: study.BitRate, Source: huawei2018}
+	sizes = []int{1, 1000, 5000, 10_000, 25_000, 50_000}
+	of := func(plane, place string, values ...float64) {
+		iperf.Plane, iperf.Says = plane, place+" Service, iperf, four ports each, read off a chart"
+		for i := range values {
+			values[i] *= megabytes
+		}
+		add(iperf, sizes, values...)
+	}
+	of("iptables", "first", 66, 64, 50, 15.5, 0, 0)
+	of("iptables", "last", 66, 56, 39, 6, 0, 0)
+	of("ipvs", "first", 66, 61, 53.5, 43.5, 30, 24)
+	of("ipvs", "last", 66, 56, 53.5, 43.5, 28, 24)
+
+	memory := Published{Experiment: "footprint", Unit: study.Bytes, Source: memory2015, Plane: "iptables",
+		Says: "heap in use, three endpoints each"}
+	add(memory, []int{1, 500, 1000}, 5_210_368, 12_017_176, 22_719_136)
+	memory.Source, memory.Says = huawei2018, "memory usage; out of memory at 15,000"
+	add(memory, []int{1000, 5000, 10_000}, 1.1*(1<<30), 1.9*(1<<30), 2.3*(1<<30))
+	memory.Plane, memory.Says = "ipvs", "memory usage"
+	add(memory, []int{1000, 10_000, 50_000}, 386<<20, 542<<20, 1272<<20)
 	return all
 }
 
@@ -95,15 +122,25 @@ func publishedSingles() []Published {
 		return Published{Experiment: "footprint", Figure: "start", Plane: plane, Size: size, Value: value,
 			Unit: study.Seconds, Says: says, Source: source}
 	}
-	share := func(who string, value float64) Published {
-		return Published{Experiment: "bandwidth", Who: who, Value: value, Unit: study.Share,
+	share := func(plane string, value float64) Published {
+		return Published{Experiment: "bandwidth", Plane: plane, Value: value, Unit: study.Share,
 			Says: "of the throughput from pod to pod", Source: eparis}
 	}
 	return []Published{
 		update("nftables", 10_000, 141e-3, "one Service more", partial),
 		update("nftables", 44_128, 1.33, "a change, with netlink listings", slow139513),
 		update("iptables", 3595, 2.8, "a partial sync, 138,792 endpoints", real2026),
-		share("kube-proxy userspace", 0.36), share("kube-proxy iptables", 0.96),
+		share("userspace", 0.36), share("iptables", 0.96),
+		{Experiment: "jitter", Plane: "userspace", Value: 2.469, Unit: study.Seconds, Source: dns2015,
+			Says: "the longest DNS query, each time that all rules of 151 Services are written; 2 ms otherwise"},
+		{Experiment: "jitter", Figure: "proxy", Plane: "iptables", Size: 5000, Value: 0.85, Unit: study.Share,
+			Says: "or 50 to 85 %, under a load that is not told; 50 to 100 % at 10,000", Source: huawei2018},
+		{Experiment: "jitter", Figure: "proxy", Plane: "ipvs", Size: 2000, Value: 0.65, Unit: study.Share,
+			Says: "and more, almost all the time", Source: busy2020},
+		{Experiment: "rolling", Value: 28, Unit: study.Count,
+			Says: "lost of 388 requests while a DaemonSet was updated, mode not told", Source: rollout},
+		{Experiment: "switch", Figure: "longest", Plane: "iptables", Value: 3, Unit: study.Seconds,
+			Says: "without Services in a restart, for which it removed its rules", Source: flushed},
 		{Experiment: "footprint", Figure: "peak", Plane: "nftables", Size: 10_000, Value: 260 << 20, Unit: study.Bytes,
 			Says: "peak, two endpoints each; 650 MiB before", Source: partial},
 		start("iptables", 10_000, 40, "restart", restart), start("nftables", 10_000, 194, "restart", restart),
@@ -112,8 +149,13 @@ func publishedSingles() []Published {
 	}
 }
 
-// whose is the program and its mode.
-func (p Published) whose() string { return cmp.Or(p.Who, "kube-proxy "+p.Plane) }
+// whose is the program and its mode, if that was told.
+func (p Published) whose() string { return strings.TrimSpace("kube-proxy " + p.Plane) }
+
+// contender is who it is a figure of.
+func (p Published) contender() study.Contender {
+	return study.Contender{Name: p.whose(), Kind: study.Peer, Plane: p.Plane}
+}
 
 // origin says who published it, and what it is.
 func (p Published) origin() string { return "[" + p.Source + ": " + p.Says + "]" }
