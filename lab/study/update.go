@@ -17,7 +17,8 @@ import (
 // updateExperiment changes one Service and one endpoint at a time, and looks on from a client.
 func updateExperiment() Experiment {
 	figure := func(name, does string) Figure { return Figure{Name: name, Unit: Seconds, Better: Lower, Does: does} }
-	changed := figure("endpoint changed", "from the watch event to the first connection that reaches the new endpoint")
+	changed := figure("endpoint changed",
+		"from the watch event to the first connection that reaches the new endpoint; one begins every 0.5 ms")
 	changed.Main, changed.Margin = true, 0.2
 	return Experiment{
 		Description: Description{
