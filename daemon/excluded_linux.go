@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 
@@ -11,11 +12,27 @@ import (
 // excludedBackends are the backends of iptables in which chains that are named like kube-proxy's may be ours.
 type excludedBackends struct {
 	looking sync.RWMutex // held for reading while kube-proxy's objects are removed
+	waiting atomic.Int32 // for the end of a look
+	end     atomic.Value // func(): ends the look
 	names   atomic.Pointer[map[string]bool]
 }
 
-// set waits for the end of a look that could remove what is excluded from now on. The caller may be the engine's
-// goroutine, and a look may wait for a lock of another program.
+// look begins one, which is over when the result is called. Its context ends when another plane begins: it may wait for
+// a lock of another program.
+func (s *excludedBackends) look(ctx context.Context) (_ context.Context, over func()) {
+	s.looking.RLock()
+	ctx, cancel := context.WithCancel(ctx)
+	s.end.Store((func())(cancel))
+	if s.waiting.Load() > 0 { // who did so before there was an end
+		cancel()
+	}
+	return ctx, func() {
+		cancel()
+		s.looking.RUnlock()
+	}
+}
+
+// set ends a look that could remove what is excluded from now on. The caller may be the engine's goroutine.
 func (s *excludedBackends) set(backends ...iptables.Backend) {
 	names := map[string]bool{}
 	for _, b := range backends {
@@ -28,7 +45,12 @@ func (s *excludedBackends) set(backends ...iptables.Backend) {
 	}
 	for name := range names {
 		if !s.has(name) {
+			s.waiting.Add(1)
+			if end, ok := s.end.Load().(func()); ok {
+				end()
+			}
 			s.looking.Lock()
+			s.waiting.Add(-1)
 			defer s.looking.Unlock()
 			break
 		}

@@ -12,13 +12,16 @@ import (
 func TestExcluded_looking(t *testing.T) {
 	s := &excludedBackends{}
 	s.all()
-	s.looking.RLock()
+	look, over := s.look(t.Context())
 	cleared, begins := make(chan struct{}), make(chan struct{})
 	go func() {
 		s.set(iptables.Legacy)
 		close(cleared)
 	}()
 	eventually.Receive(t, "only one plane is left", cleared)
+	if look.Err() != nil {
+		t.Error("that ends the look")
+	}
 	go func() {
 		s.all()
 		close(begins)
@@ -30,10 +33,11 @@ func TestExcluded_looking(t *testing.T) {
 		}
 		return !free
 	})
+	eventually.Receive(t, "the look is to end", look.Done())
 	if s.has(takeover.IPTablesNFT) {
 		t.Error("a look goes on that may remove chains of a plane that has begun")
 	}
-	s.looking.RUnlock()
+	over()
 	eventually.Receive(t, "a plane begins", begins)
 	if !s.has(takeover.IPTablesNFT) || !s.has(takeover.IPTablesLegacy) {
 		t.Error("its chains are not excluded")

@@ -96,8 +96,8 @@ type watch struct {
 
 // look looks once, and removes what it finds.
 func (w *watch) look(ctx context.Context) {
-	w.excluded.looking.RLock()
-	defer w.excluded.looking.RUnlock()
+	ctx, over := w.excluded.look(ctx)
+	defer over()
 	if w.clean {
 		if back, err := w.takeover.Returned(ctx); !back && err == nil {
 			return

@@ -247,6 +247,23 @@ func TestSwitch_fails(t *testing.T) {
 	}
 }
 
+// TestSwitch_takeOver: a switch does not wait for the removal of what kube-proxy has left, which waits for another program.
+func TestSwitch_takeOver(t *testing.T) {
+	w := newMachine(t)
+	w.on(testbed.Node, "nsenter", "--mount="+w.mounts, "--", "mount", "-t", "tmpfs", "tmpfs", "/run")
+	w.on(testbed.Node, "iptables-legacy", "-t", "nat", "-N", "KUBE-SERVICES")
+	unlock := w.lock()
+	p := w.start("--proxy-mode", "nftables")
+	p.await("waiting for another program that changes iptables")
+	w.switchTo("userspace", 0, "done: userspace has taken the place of nftables")
+	if rules := w.on(testbed.Node, "iptables-legacy-save"); !strings.Contains(rules, "KUBE-SERVICES") {
+		t.Errorf("no lock was needed to remove it:\n%s", rules)
+	}
+	unlock()
+	p.await("removed kube-proxy's leftovers")
+	w.reaches("pod-b")
+}
+
 func (w *world) misuseSwitch() {
 	w.Helper()
 	w.switchTo("nonsense", 2, `there is no data plane "nonsense"`, "nftables, iptables, ipvs, ebpf, userspace")
