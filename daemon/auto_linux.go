@@ -130,6 +130,9 @@ func (d *Daemon) atStart(c *config.Config) (planeSettings, error) {
 	case errors.Is(err, unix.EPERM):
 		return planeSettings{}, permitted(err)
 	case name == "":
+		if err != nil {
+			d.log.Warn("cannot see whether an earlier process has left the rules of a data plane; one is chosen anew", "error", err)
+		}
 		return planeIn(c), nil
 	}
 	why := kept(name, "its rules were in the kernel when this process started")

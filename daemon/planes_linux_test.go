@@ -104,6 +104,28 @@ func TestPlaneSettings_unreadable(t *testing.T) {
 	})
 }
 
+// In mode auto, what cannot be read may be the plane that should stay. That one is chosen anew is said.
+func TestAtStart_unreadable(t *testing.T) {
+	t.Parallel()
+	c := configured(t, "mode: auto")
+	nstest.Run(t, func(t *testing.T) {
+		if out, err := exec.Command("iptables-legacy", "-t", "nat", "-N", "THEIRS").CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+			return
+		}
+		for _, unreadable := range []bool{false, true} {
+			if unreadable {
+				withXTables(t, unix.EIO)
+			}
+			var log bytes.Buffer
+			s, err := (&Daemon{log: slog.New(slog.NewTextHandler(&log, nil))}).atStart(c)
+			if err != nil || s.name != autoPlane || strings.Contains(log.String(), "input/output error") != unreadable {
+				t.Errorf("unreadable: %t: %s, %v, the log says\n%s", unreadable, s.name, err, &log)
+			}
+		}
+	})
+}
+
 // A new plane serves although the old one's objects cannot be removed; the removal is tried again.
 func TestHandover_resists(t *testing.T) {
 	t.Parallel()
