@@ -131,7 +131,8 @@ func (d *Daemon) atStart(c *config.Config) (planeSettings, error) {
 		return planeSettings{}, permitted(err)
 	case name == "":
 		if err != nil {
-			d.log.Warn("cannot see whether an earlier process has left the rules of a data plane; one is chosen anew", "error", err)
+			d.log.Warn("cannot see whether an earlier process has left the rules of a data plane; one is chosen anew",
+				"error", err)
 		}
 		return planeIn(c), nil
 	}
