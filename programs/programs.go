@@ -15,8 +15,9 @@ import (
 
 // The names of the programs.
 const (
-	Agent = "fairlead"     // serves a node, and has the commands that an operator types there
-	Lab   = "fairlead-lab" // demonstrates and measures, in virtual clusters
+	Agent = "fairlead"       // serves a node, and has the commands that an operator types there
+	Lab   = "fairlead-lab"   // demonstrates and measures, in virtual clusters
+	Cases = "fairlead-cases" // plays the cases that each data plane passes: the tests of lab/conformance
 )
 
 // Find returns the absolute path of a program: the executable file of that name beside this program or, if there is
@@ -46,6 +47,10 @@ type Missing struct {
 }
 
 func (m *Missing) Error() string {
+	image := m.Program
+	if image == Cases {
+		image = Lab
+	}
 	return fmt.Sprintf("%s is neither in %s nor in PATH; make it with \"./dev build\" from Fairlead's sources, "+
-		"or take it from the image %s, and put it into one of them", m.Program, m.Dir, m.Program)
+		"or take it from the image %s, and put it into one of them", m.Program, m.Dir, image)
 }

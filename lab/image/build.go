@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -73,7 +74,7 @@ func labImage(debian func(arch string) (tree, error)) content {
 				return nil, err
 			}
 			lab := tree{}
-			return []tree{tools, agent, lab}, lab.addProgram(p, "fairlead-lab")
+			return []tree{tools, agent, lab}, errors.Join(lab.addProgram(p, "fairlead-lab"), lab.addProgram(p, "fairlead-cases"))
 		},
 	}
 }

@@ -92,17 +92,17 @@ func (o Options) boot(ctx context.Context, dir string, modes []string, l *listen
 		status, err = vm.Machine{Args: append([]string{lab}, args...), Stdout: l, Stderr: l, Kernel: kernel}.Run(ctx)
 		return l.ended(status, err)
 	}
-	agent, err := programs.Find(programs.Agent)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrUsage, err)
-	}
-	for from, to := range map[string]string{lab: programs.Lab, agent: programs.Agent} {
-		if err := copyProgram(from, filepath.Join(data, to)); err != nil {
+	for _, name := range []string{programs.Lab, programs.Agent, programs.Cases} {
+		from, err := programs.Find(name)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrUsage, err)
+		}
+		if err := copyProgram(from, filepath.Join(data, name)); err != nil {
 			return err
 		}
 	}
 	script := filepath.Join(dir, "start")
-	args[2] = "."
+	args[2] = emulated
 	text := "#!/bin/sh\ncd testdata && exec ./" + programs.Lab + " " + strings.Join(args, " ") + "\n"
 	if err := os.WriteFile(script, []byte(text), 0o755); err != nil { //nolint:gosec // a program
 		return err

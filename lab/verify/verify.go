@@ -1,7 +1,7 @@
 // Package verify says whether a kernel suits a node: whether each data plane makes the node's Services work there, with
 // its configuration, shown by real connections. The kernel is this machine's, or another one that runs as a guest.
 //
-//	Services, configuration ─► directory ─► guest: "fairlead-lab verify --guest" ─► demo, for each mode
+//	Services, configuration ─► directory ─► guest: "fairlead-lab verify --guest" ─► demo and conformance, for each mode
 //	                                          │  vm.Machine (User-Mode Linux), vm.Emulated (any other), or none
 //	Report ◄── a line of JSON for each mode ◄─┘
 package verify
@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -37,7 +38,8 @@ type Plane struct {
 	Safe     bool     `json:"safe"`
 	Reasons  []string `json:"reasons"` // why it is not
 	Services int      `json:"services"`
-	Ways     int      `json:"ways"` // into them, each tried from one place
+	Ways     int      `json:"ways"`  // into them, each tried from one place
+	Cases    int      `json:"cases"` // of conformance that were played; none if Services fail
 	Release  string   `json:"release"`
 }
 
@@ -86,8 +88,8 @@ func (r Report) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s.\n\n", strings.TrimSuffix(r.Summary, "."))
 	for _, p := range r.Planes {
-		verdict := fmt.Sprintf("safe: all %s into %s are as they should be",
-			said.Count(p.Ways, "way"), said.Count(p.Services, "Service"))
+		verdict := fmt.Sprintf("safe: all %s into %s are as they should be, and %s of conformance",
+			said.Count(p.Ways, "way"), said.Count(p.Services, "Service"), said.Count(p.Cases, "case"))
 		if !p.Safe {
 			verdict = "not safe"
 		}
@@ -99,7 +101,10 @@ func (r Report) String() string {
 	return b.String()
 }
 
-// The files of the directory that a guest is given.
+// emulated is the directory that an emulated guest is given.
+const emulated = "."
+
+// The files of that directory.
 const (
 	manifests    = "manifests"
 	kubeProxy    = "kube-proxy-%s.yaml" // of a mode
@@ -201,7 +206,60 @@ func check(ctx context.Context, dir, mode string) (p Plane, err error) {
 	if out.Len() == 0 {
 		return p, err
 	}
-	return p, p.read(out.Bytes())
+	if err := p.read(out.Bytes()); err != nil || !p.Safe || mode == "ebpf" && dir == emulated {
+		return p, err // an emulated kernel takes minutes to load the programs of each case
+	}
+	return p, p.conform(ctx, dir != emulated)
+}
+
+// tests of package conformance that play its cases on a plane; with _vandalism, those that change its rules.
+var tests = map[string]string{
+	"nftables": "TestNFTables", "iptables": "TestIPTablesNFT", "ipvs": "TestIPVS", "ebpf": "TestEBPF",
+	"userspace": "TestUserspace",
+}
+
+// changers are programs of others that those need: they are left out without.
+var changers = map[string]string{
+	"nftables": "nft", "iptables": "iptables-nft", "ipvs": "ipvsadm", "ebpf": "nft", "userspace": "nft",
+}
+
+// cases are those that have each feature once, in both families. A third of them, as FAIRLEAD_SEED has it, are played
+// with a new process for each change.
+const cases = "^(affinity|cluster-ip|external-ips|external-local|hairpin|node-port|sctp|source-ranges|tcp-lives|udp|" +
+	"udp-large)$"
+
+var caseEnds = regexp.MustCompile(`(?m)^ *--- (PASS|FAIL): Test\w+(?:/cases/(\S+/\S+/\S+)|_(vandalism)) `)
+
+// conform plays the cases. A fast kernel gets a hundred changes to the plane's rules, too.
+func (p *Plane) conform(ctx context.Context, fast bool) error {
+	program, err := programs.Find(programs.Cases)
+	if err == nil {
+		_, err = exec.LookPath("nft") // by which cases look at what is left
+	}
+	if err != nil {
+		return err
+	}
+	run := "^" + tests[p.Mode] + "$/^cases$/" + cases
+	if _, missing := exec.LookPath(changers[p.Mode]); fast && missing == nil {
+		run += "|^" + tests[p.Mode] + "_vandalism$"
+	}
+	c := exec.CommandContext(ctx, program, "-test.v", "-test.timeout", "0", "-test.run", run)
+	c.Env = append(os.Environ(), "FAIRLEAD_CASES=") // else tests that take everything have all of them played
+	out, err := c.CombinedOutput()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	for _, m := range caseEnds.FindAllSubmatch(out, -1) {
+		p.Cases++
+		if string(m[1]) == "FAIL" {
+			p.Reasons = append(p.Reasons, fmt.Sprintf("conformance: %s%s fails", m[2], m[3]))
+		}
+	}
+	if (err != nil || p.Cases == 0) && len(p.Reasons) == 0 {
+		return fmt.Errorf("%s: %w: %s", programs.Cases, err, out)
+	}
+	p.Safe = len(p.Reasons) == 0
+	return nil
 }
 
 func exists(file string) bool {

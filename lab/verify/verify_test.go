@@ -14,8 +14,10 @@ import (
 
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/lack"
+	"fairlead.dev/fairlead/lab/sample"
 	"fairlead.dev/fairlead/lab/testbed/vm"
 	"fairlead.dev/fairlead/lab/verify"
+	"fairlead.dev/fairlead/programs"
 )
 
 // lab is the program that verifies, beside the agent. Both are static: a guest has no libraries.
@@ -32,10 +34,13 @@ func run(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	lab = filepath.Join(dir, "fairlead-lab")
 	build := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", "../../cmd/fairlead", "../cmd/fairlead-lab")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
-		return 1
+	cases := exec.Command("go", "test", "-c", "-o", filepath.Join(dir, programs.Cases), "../conformance")
+	for _, c := range []*exec.Cmd{build, cases} {
+		c.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := c.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "%v\n%s", err, out)
+			return 1
+		}
 	}
 	return m.Run()
 }
@@ -103,6 +108,38 @@ func expect(t *testing.T, env []string, status int, summary string, args ...stri
 	return planes
 }
 
+// A case that fails makes a mode unsafe that serves all Services, and no case at all is no answer.
+func TestCases(t *testing.T) {
+	t.Parallel()
+	lack.Need(t, lack.UserNamespaces)
+	for _, c := range []struct {
+		says   string
+		status int
+		want   string
+	}{
+		{"    --- FAIL: TestNFTables/cases/affinity/ipv4/restarts (0.10s)", 1, "conformance: affinity/ipv4/restarts fails"},
+		{"--- FAIL: TestNFTables_vandalism (0.10s)", 1, "conformance: vandalism fails"},
+		{"no case", 3, "no case"},
+	} {
+		dir := t.TempDir()
+		for _, name := range []string{programs.Agent, programs.Lab} {
+			if err := os.Link(filepath.Join(filepath.Dir(lab), name), filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		script := "#!/bin/sh\necho '" + c.says + "'\nexit 1\n"
+		if err := os.WriteFile(filepath.Join(dir, programs.Cases), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, programs.Lab), "verify", "--proxy-mode", "nftables", "-f",
+			write(t, "few.yaml", few))
+		out, _ := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != c.status || !strings.Contains(string(out), c.want) {
+			t.Errorf("%q: status %d\n%s", c.says, cmd.ProcessState.ExitCode(), out)
+		}
+	}
+}
+
 // The configuration says which mode the node needs. The node's own place in it does not matter.
 func TestHere(t *testing.T) {
 	t.Parallel()
@@ -140,6 +177,64 @@ func TestBroken(t *testing.T) {
 	if p := planes["iptables"]; !p.Safe || p.Services != 1 || p.Ways == 0 {
 		t.Errorf("iptables: %+v", p)
 	}
+}
+
+// TestKernels boots one of them in a run, in two modes. The last one is a file, with its modules.
+func TestKernels(t *testing.T) {
+	t.Parallel()
+	needEmulator(t)
+	type cell struct {
+		kernel, modes string
+		file          bool
+	}
+	cells := []cell{
+		{kernel: "5.10", modes: "iptables,nftables"},
+		{kernel: "6.1", modes: "nftables,ipvs"},
+		{kernel: "6.12", modes: "nftables,iptables"},
+		{kernel: "6.12", modes: "userspace", file: true},
+	}
+	for _, c := range sample.Of(t, len(cells), cells) {
+		t.Run(fmt.Sprintf("%s %s", c.kernel, c.modes), func(t *testing.T) {
+			kernel := []string{"--kernel", c.kernel}
+			if c.file {
+				kernel = kernelFile(t, c.kernel)
+			}
+			planes := expect(t, nil, 0, "Linux "+c.kernel+".", append(kernel, "--proxy-mode", c.modes)...)
+			for mode := range strings.SplitSeq(c.modes, ",") {
+				if p := planes[mode]; !p.Safe || p.Cases < 20 || !strings.HasPrefix(p.Release, c.kernel+".") {
+					t.Errorf("%s: %+v", mode, p)
+				}
+			}
+		})
+	}
+}
+
+// kernelFile are the flags for a kernel of Debian as a machine has it: a file, and a directory.
+func kernelFile(t *testing.T, version string) []string {
+	t.Helper()
+	boot := vm.Emulated{Kernel: version, Dir: t.TempDir(), Args: []string{lab, "--version"}} // which fetches it
+	if status, err := boot.Run(t.Context()); err != nil || status != 0 {
+		t.Fatal(status, err)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := filepath.Glob(filepath.Join(cache, "fairlead", "linux-"+version+".*-*", "linux"))
+	if err != nil || len(found) != 1 {
+		t.Fatal(found, err)
+	}
+	dir := t.TempDir()
+	unpack := exec.Command("sh", "-c", "exec busybox cpio -id <\"$0\"", filepath.Join(filepath.Dir(found[0]), "modules"))
+	unpack.Dir = dir
+	if out, err := unpack.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	modules, err := filepath.Glob(filepath.Join(dir, "lib/modules/*"))
+	if err != nil || len(modules) != 1 {
+		t.Fatal(modules, err)
+	}
+	return []string{"--kernel", found[0], "--modules", modules[0]}
 }
 
 // After Ctrl-C nothing goes on.

@@ -26,7 +26,8 @@ func verifyCommand() *cobra.Command {
 		Short: "say whether a kernel is safe for this node's configuration and Services",
 		Long: "verify boots a kernel, has each data plane serve the Services there, and tries all of them by\n" +
 			"connections. It says whether the kernel is safe: whether the mode of the node's configuration, or each\n" +
-			"mode of --proxy-mode, does all that it should. Nothing on this machine is changed.\n" +
+			"mode of --proxy-mode, does all that it should. Where it does, cases of conformance are played, too, but\n" +
+			"not those of mode ebpf in an emulated kernel, which take long. Nothing on this machine is changed.\n" +
 			"Exit status 1: the kernel is not safe. 2: usage. 3: it could not be tested.",
 		Example: "  fairlead verify --config /var/lib/kube-proxy/config.conf\n" +
 			"  kubectl get svc,endpointslices,pods,nodes -A -o yaml | fairlead verify --kernel 6.12 -f -\n" +
