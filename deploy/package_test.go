@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -28,11 +29,11 @@ var bareDebian = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(out), err
 })
 
-// packaged is a bare Debian, and how a kind of package is installed there and removed.
+// packaged is a bare Debian, and how a kind of package is installed there, lists its configuration, and is removed.
 type packaged struct {
-	root            string
-	suffix          string
-	install, remove string
+	root                    string
+	suffix                  string
+	install, config, remove string
 }
 
 // TestPackages installs each package on a node with a bare Debian, has it serve manifests, upgrades it and removes it.
@@ -54,11 +55,34 @@ func TestPackages(t *testing.T) {
 		must(t)(output(t.Context(), "cp", "-r", filepath.Join(string(dir), "out/packages"), into))
 	}
 	for _, p := range []packaged{
-		{root, "deb", "dpkg --install", "dpkg --purge fairlead"},
-		{root, "rpm", "rpm --upgrade --nodeps", "rpm --erase fairlead"}, // nothing of this Debian is an RPM package
+		{root, "deb", "dpkg --install", `dpkg-query --show --showformat '${Conffiles}' fairlead`, "dpkg --purge fairlead"},
+		{root, "rpm", "rpm --upgrade", "rpm --query --configfiles fairlead", "rpm --erase fairlead"},
 	} {
 		t.Run(p.suffix, p.test)
 	}
+}
+
+// shell is an RPM package that stands for this Debian's shell, of which rpm does not know. No other need of the package
+// may exist: it goes onto any distribution.
+const shell = `
+Name: shell
+Version: 1
+Release: 1
+License: none
+Summary: what this Debian has
+Provides: /bin/sh
+%description
+%files
+`
+
+// needShell shows that the RPM package needs a shell and nothing else, which is then there.
+func (p packaged) needShell(t *testing.T, bed *testbed.Bed) {
+	t.Helper()
+	equal(t, p.run(t, bed, "rpm --query --requires --package /media/v1.2.3/*.rpm"), "/bin/sh")
+	if err := os.WriteFile(filepath.Join(p.root, "media/shell.spec"), []byte(shell), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p.run(t, bed, "cd /media && rpmbuild --quiet -bb --define '_topdir /media' shell.spec && rpm --install RPMS/*/*.rpm")
 }
 
 // TestUnits: systemd gives up a unit that fails to start five times in ten seconds, as with a file that is corrected
@@ -77,8 +101,11 @@ func TestUnits(t *testing.T) {
 }
 
 func (p packaged) test(t *testing.T) {
-	before := p.files(t)
 	bed := newBed(t)
+	if p.suffix == "rpm" {
+		p.needShell(t, bed)
+	}
+	before := p.files(t)
 	web := testbed.PodSpec{
 		Name: "web", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.77")},
 		Ports: []testbed.PodPort{{Protocol: model.TCP, Port: 8080}},
@@ -87,6 +114,7 @@ func (p packaged) test(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.run(t, bed, p.install, "/media/v1.2.3/*."+p.suffix)
+	p.testPromises(t, bed)
 	write := func(file, text string) {
 		t.Helper()
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
@@ -142,6 +170,33 @@ func (p packaged) test(t *testing.T) {
 	equal(t, fmt.Sprint(string(rules), err), "<nil>")
 	added := slices.DeleteFunc(p.files(t), func(name string) bool { return slices.Contains(before, name) })
 	equal(t, strings.Join(added, "\n"), "")
+}
+
+// testPromises holds the package against docs/compatibility.md: what that names is there, and all configuration is named.
+func (p packaged) testPromises(t *testing.T, bed *testbed.Bed) {
+	t.Helper()
+	row := regexp.MustCompile(`(?m)^\| deb, rpm: (.*?) \|`).FindString(read(t, "../docs/compatibility.md"))
+	var kept, config []string
+	for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row, -1) {
+		file := name[1]
+		if !strings.HasPrefix(file, "/") {
+			file = "/usr/lib/systemd/system/" + file + ".service"
+		}
+		info, err := os.Stat(filepath.Join(p.root, file))
+		if err != nil {
+			t.Error(err)
+		} else if info.Mode().IsRegular() && strings.HasPrefix(file, "/etc/") {
+			kept = append(kept, file)
+		}
+	}
+	for _, word := range strings.Fields(p.run(t, bed, p.config)) {
+		if strings.HasPrefix(word, "/") { // dpkg adds sums
+			config = append(config, word)
+		}
+	}
+	slices.Sort(kept)
+	slices.Sort(config)
+	equal(t, strings.Join(config, "\n"), strings.Join(kept, "\n"))
 }
 
 // unit is what the unit of systemd says of a key.
