@@ -31,9 +31,9 @@ func TestInstall(t *testing.T) {
 	c.must(t, "", "wait", "--for=condition=Established", "customresourcedefinitions", "--all")
 	c.kubeadm(t, "create")
 	for _, file := range values(t) {
-		t.Run("helm "+filepath.Base(file), func(t *testing.T) { testHelm(t, c, "--values", file) })
+		t.Run("helm "+filepath.Base(file), func(t *testing.T) { testHelm(t, c, chart, "--values", file) })
 	}
-	t.Run("helm without values", func(t *testing.T) { testHelm(t, c) })
+	t.Run("helm without values", func(t *testing.T) { testHelm(t, c, chart) })
 	t.Run("misspelt", func(t *testing.T) { testMisspelt(t, c) })
 	t.Run("kubectl apply -k", func(t *testing.T) { testKustomize(t, c) })
 	t.Run("instead of kube-proxy", func(t *testing.T) { testInstead(t, c) })
@@ -48,8 +48,8 @@ func read(t *testing.T, file string) string {
 	return string(text)
 }
 
-// testHelm installs, upgrades and uninstalls.
-func testHelm(t *testing.T, c *cluster, flags ...string) {
+// testHelm installs a chart, upgrades and uninstalls it.
+func testHelm(t *testing.T, c *cluster, chart string, flags ...string) {
 	release := append([]string{"fairlead", chart, "-n", "kube-system"}, flags...)
 	c.helm(t, append([]string{"install"}, release...)...)
 	manifest := c.helm(t, "get", "manifest", "fairlead", "-n", "kube-system")
