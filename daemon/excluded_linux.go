@@ -61,6 +61,11 @@ func (s *excludedBackends) set(backends ...iptables.Backend) {
 // all is for while it is not known what other planes have left.
 func (s *excludedBackends) all() { s.set(iptables.Legacy, iptables.NFTables) }
 
+// hides reports whether a look sees nothing of iptables.
+func (s *excludedBackends) hides() bool {
+	return s.has(takeover.IPTablesLegacy) && s.has(takeover.IPTablesNFT)
+}
+
 func (s *excludedBackends) has(name string) bool {
 	names := s.names.Load()
 	return names != nil && (*names)[name]

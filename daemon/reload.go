@@ -186,7 +186,7 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 	n.switches = n.planeSettings.name != requested.name
 	if !n.switches && n.planeSettings != requested && requested.name != autoPlane {
 		open := d.openExactly // what works stays rather than have another one serve instead
-		if d.plane.InForce().Instead != "" {
+		if serves := d.plane.InForce(); serves != nil && serves.Instead != "" {
 			open = d.openPlane
 		}
 		n.plane, err = open(n.planeSettings)

@@ -134,14 +134,14 @@ func (w *watch) remove(ctx context.Context) error {
 		w.report.emit(kube.Event{Reason: reasonTakenOver,
 			Message: "Fairlead serves; removed kube-proxy's leftovers: " + leftovers(f.goes)})
 	}
-	w.removed = w.removed || err == nil
+	w.removed = w.removed || err == nil && !w.excluded.hides()
 	return err
 }
 
 // schedule decides when to look next, and how. The first looks after draining begins come soon, as short connections
 // end then.
 func (w *watch) schedule(f finding, err error) {
-	w.clean = err == nil && len(f.goes)+len(f.drains) == 0
+	w.clean = err == nil && len(f.goes)+len(f.drains) == 0 && !w.excluded.hides()
 	switch {
 	case err != nil || w.clean:
 		w.pause = w.interval

@@ -114,6 +114,7 @@ func (r release) testPrograms(t *testing.T) {
 	for _, name := range []string{"fairlead", "fairlead-lab"} {
 		r.says(t, name, must(t)(output(t.Context(), filepath.Join(dir, name), "--version")))
 	}
+	equal(t, platform(t, filepath.Join(dir, "fairlead-cases")), "fairlead.dev/fairlead/lab/conformance.test linux/"+runtime.GOARCH)
 	windows := filepath.Join(r.unpack(t, "fairlead_"+r.number+"_windows_amd64.tar.gz"), "fairlead.exe")
 	equal(t, platform(t, windows), "fairlead.dev/fairlead/cmd/fairlead windows/amd64")
 }

@@ -220,7 +220,7 @@ func kernelFile(t *testing.T, version string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, err := filepath.Glob(filepath.Join(cache, "fairlead", "linux-"+version+".*-*", "linux"))
+	found, err := filepath.Glob(filepath.Join(cache, "fairlead", "linux-"+version+".*-amd64-*", "linux"))
 	if err != nil || len(found) != 1 {
 		t.Fatal(found, err)
 	}

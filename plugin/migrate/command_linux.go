@@ -41,7 +41,7 @@ func Command() *cobra.Command {
 			"With --watch it goes on, and compares each connection that begins with the rows. It lists those that the\n" +
 			"kernel sends where Fairlead would not.\n\n" +
 			"With --apply it does it, while connections go on: it stops the old proxy and starts Fairlead, or has a running\n" +
-			"Fairlead change its mode. It checks before and after which ClusterIPs and NodePorts answer, and how many\n" +
+			"Fairlead change its mode. It checks before and after which addresses of Services answer, and how many\n" +
 			"connections fail. A datagram of UDP fails if it is refused. If more fail than before, it goes back. --back\n" +
 			"undoes --apply. A shell runs the commands.\n\n" +
 			"Exit status 1: something blocks, a connection contradicts the rows, or it is as it was before.",

@@ -78,6 +78,7 @@ func (s *seen) lookAtLinks() {
 		serves := p[1] != "Cilium" || s.maps[ciliumConfig] == nil || s.ciliumReplaces()
 		if _, err := net.InterfaceByName(p[0]); err == nil && serves {
 			s.Proxy, s.Mode, s.By, s.config = p[1], p[2], []string{"link " + p[0]}, nil
+			return
 		}
 	}
 }

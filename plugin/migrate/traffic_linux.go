@@ -73,7 +73,7 @@ func (m *migration) compare(ctx context.Context, before sample) error {
 func (m *migration) addresses(ctx context.Context) (all []string, err error) {
 	state, err := m.rows(ctx)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("find the addresses to probe: %w", err)
 	}
 	for k, f := range state.Frontends {
 		if f.Verdict == model.Forward && k.Protocol != model.SCTP && len(all) < maxProbed {
