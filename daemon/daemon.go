@@ -212,9 +212,17 @@ const drainTime = 24 * time.Hour
 
 // reportSubstitute says that another data plane serves than the mode's own.
 func (d *Daemon) reportSubstitute() {
-	if p := d.plane.InForce(); p != nil && p.Instead != "" {
-		d.report.warn(reasonSubstitute, p.Instead)
+	if why := d.substitute(); why != "" {
+		d.report.warn(reasonSubstitute, why)
 	}
+}
+
+// substitute is why another data plane serves than the mode's own; empty: it does not.
+func (d *Daemon) substitute() string {
+	if p := d.plane.InForce(); p != nil {
+		return p.Instead
+	}
+	return ""
 }
 
 // close closes what open has made, as far as it came.
@@ -435,8 +443,9 @@ func (d *Daemon) about() engine.About {
 	}
 	a.ConfigurationRefused, _ = d.whyRefused.Load().(string)
 	if p := d.plane.InForce(); p != nil {
-		a.Backend, a.Why = found(p).variant(), cmp.Or(p.Instead, a.Why)
+		a.Backend = found(p).variant()
 	}
+	a.Why = cmp.Or(d.substitute(), a.Why)
 	if f.watches == nil {
 		return a
 	}

@@ -23,7 +23,7 @@ func (s *excludedBackends) look(ctx context.Context) (_ context.Context, over fu
 	s.looking.RLock()
 	ctx, cancel := context.WithCancel(ctx)
 	s.end.Store((func())(cancel))
-	if s.waiting.Load() > 0 { // who did so before there was an end
+	if s.waiting.Load() > 0 { // a plane that began before the end was stored
 		cancel()
 	}
 	return ctx, func() {

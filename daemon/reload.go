@@ -185,8 +185,8 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 	n.moves = n.planeSettings.movesFrom(requested)
 	n.switches = n.planeSettings.name != requested.name
 	if !n.switches && n.planeSettings != requested && requested.name != autoPlane {
-		open := d.openExactly // what works stays rather than have another one serve instead
-		if serves := d.plane.InForce(); serves != nil && serves.Instead != "" {
+		open := d.openExactly // a working plane stays, rather than nftables take its place
+		if d.substitute() != "" {
 			open = d.openPlane
 		}
 		n.plane, err = open(n.planeSettings)

@@ -147,7 +147,7 @@ type Engine struct {
 	rests   rests
 	pace    pace
 	cost    cost                            // of the turn that goes on
-	pending pending                         // what the Table has, and the kernel has not
+	pending pending                         // rows of the Table that the kernel lacks
 	health  map[netip.AddrPort]model.Health // of the last State that the kernel is known to have
 
 	round    Round // the one that is going on
