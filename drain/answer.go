@@ -92,7 +92,11 @@ func (b *Barrier) await(ctx context.Context, pod netip.Addr) (verdict, error) {
 	if err != nil {
 		return verdict{}, err
 	}
-	wait(ctx, nil, b.view().spread) // until then all nodes write
+	v, start := b.view(), time.Now()
+	if v.api != nil && v.spread > leastLook {
+		_, _ = b.list(ctx, v) // judge lists again: then it is known for how long a dead node has said nothing
+	}
+	wait(ctx, nil, v.spread-time.Since(start)) // until then all nodes write
 	for gone, services := false, -1; ; {
 		if n := b.view().Services; n != services { // else there is no need to ask the engine
 			services = n

@@ -8,8 +8,8 @@
 // Agents write only while endpoints of Services with the annotation fairlead.dev/drain-barrier terminate. All of them
 // have the same news at the same moment. So each waits for a random part of nodes/500 seconds, and for as long between
 // two writes. Together they write at most 500 times a second, as the kubelets of 5,000 nodes do to show that they live.
-// An agent lists the Leases only while a pod of its node waits, once all nodes have had the time to write. If one did
-// not, it lists them again every nodes/1000 seconds.
+// An agent lists the Leases only while a pod of its node waits: at first to tell dead nodes later, and once all nodes
+// have had the time to write. If one did not, it lists them again every nodes/1000 seconds.
 package drain
 
 import (
