@@ -165,7 +165,7 @@ func New(o Options) *Engine {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Once {
-		o.HealthAddress, o.ControlSocket, o.Connect = netip.AddrPort{}, "", nil
+		o.HealthAddress, o.HealthFile, o.ControlSocket, o.Connect = netip.AddrPort{}, HealthFile{}, "", nil
 	}
 	o.HealthTimeout = cmp.Or(o.HealthTimeout, healthTimeout)
 	if o.Observer == nil {
@@ -286,6 +286,7 @@ func (e *Engine) turn(ctx context.Context) error {
 	}
 	if !e.dirty && (e.health == nil || !maps.Equal(e.health, e.state.Health)) {
 		e.health = maps.Clone(e.state.Health) // the State's changes with it
+		e.checks.file.put(e.health)
 	}
 	if !e.options.Once && e.checks.follow(e.health, e.options.Log) {
 		e.again = true

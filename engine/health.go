@@ -100,7 +100,7 @@ func (e *Engine) newChecks() *checks {
 // follow opens and closes servers so that they are those of the rows. It returns true if it has left some to the next
 // round.
 func (c *checks) follow(rows map[netip.AddrPort]model.Health, log *slog.Logger) (more bool) {
-	if c.file.takes(rows) {
+	if c.file.answers() {
 		rows = nil
 	}
 	wanted := func(at netip.AddrPort) bool {

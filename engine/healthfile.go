@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"os"
 	"sync"
@@ -57,16 +56,19 @@ func (w *healthWriter) use(f HealthFile) {
 	w.file, w.written = f, time.Time{}
 }
 
-// takes reports whether there is a responder, and gives it rows.
-func (w *healthWriter) takes(rows map[netip.AddrPort]model.Health) bool {
+// put has other rows written.
+func (w *healthWriter) put(rows map[netip.AddrPort]model.Health) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rows, w.written = rows, time.Time{}
+}
+
+// answers reports whether there is a responder, which then has all that is known.
+func (w *healthWriter) answers() bool {
 	defer w.confirm(context.Background()) // unlocked
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	is := w.file.Path != ""
-	if is && (w.rows == nil || !maps.Equal(w.rows, rows)) {
-		w.rows, w.written = rows, time.Time{}
-	}
-	return is
+	return w.file.Path != ""
 }
 
 // confirm writes the file unless what is in it counts for long.

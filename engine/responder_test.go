@@ -22,7 +22,8 @@ func TestResponder_form(t *testing.T) {
 	programmed := func() (Status, bool) { return Status{LastProgrammed: time.Now()}, true }
 	w := healthWriter{health: programmed, file: HealthFile{Path: path, MaxAge: time.Minute}}
 	at := netip.MustParseAddrPort("192.0.2.1:32123")
-	w.takes(map[netip.AddrPort]model.Health{at: {Service: "shop/web", Local: 2}})
+	w.put(map[netip.AddrPort]model.Health{at: {Service: "shop/web", Local: 2}})
+	w.confirm(t.Context())
 	if text, err := os.ReadFile(path); err != nil || string(text) != form {
 		t.Errorf("the agent writes %s, %v; want %s", text, err, form)
 	}
