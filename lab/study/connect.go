@@ -19,8 +19,7 @@ func connectExperiment() Experiment {
 				"ran on the node, and Services had some 20 endpoints",
 			Axis: servicesAxis, Figures: connectFigures(),
 		},
-		IPVS:  true,
-		Cells: connectCells,
+		Cells: connectCells, ForIPVS: connectCells,
 	}
 }
 
@@ -36,7 +35,7 @@ func connectFigures() []Figure {
 
 func connectCells(d Depth) (cells []Cell) {
 	load := byDepth(d, traffic.Load{Requests: 600, Concurrency: 200},
-		traffic.Load{Requests: 10_000, Concurrency: 1000})
+		traffic.Load{Requests: 4000, Concurrency: 1000})
 	for _, n := range byDepth(d, usual, []int{100, 500, 1000, 2000, 3000, 4000, 10_000, 20_000, hugest}) {
 		cells = append(cells, Cell{
 			Case: Number(load.Concurrency) + " at a time", Size: n, Cluster: Cluster{Services: n, Endpoints: 1},

@@ -12,11 +12,11 @@ import (
 // Experiment is a published comparison, and how it is repeated here.
 type Experiment struct {
 	Description
-	// IPVS is that a run of all experiments repeats this one in the test kernel. Claims about IPVS are mostly
-	// about how it finds a Service, how it changes one, and how it chooses.
-	IPVS bool
 	// Cells are what it compares, in the order of the report.
 	Cells func(Depth) []Cell
+	// ForIPVS are those that a run of all experiments repeats in the test kernel; nil: none. Claims about IPVS are mostly
+	// about how it finds a Service, how it changes one, and how it chooses.
+	ForIPVS func(Depth) []Cell
 }
 
 // Cell is a comparison of contenders under the same conditions.

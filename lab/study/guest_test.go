@@ -24,7 +24,7 @@ func TestGuest_sizes(t *testing.T) {
 		}
 		for _, e := range Experiments() {
 			n := len(sizes[e.Name])
-			if (n > 0) != e.IPVS || n == 1 && e.Axis == servicesAxis {
+			if (n > 0) != (e.ForIPVS != nil) || n == 1 && e.Axis == servicesAxis {
 				t.Errorf("%s: %s has the sizes %v", depth, e.Name, sizes[e.Name])
 			}
 		}

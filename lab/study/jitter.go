@@ -43,7 +43,7 @@ type unrest struct {
 }
 
 func jitterCells(d Depth) (cells []Cell) {
-	lasts := byDepth(d, 300*time.Millisecond, 3*time.Second)
+	lasts := byDepth(d, 300*time.Millisecond, time.Second)
 	c := Cell{Cluster: Cluster{Services: 1000, Endpoints: 1}, Takes: 4 * lasts}
 	for _, rate := range byDepth(d, []int{0, 100}, []int{0, 10, 100}) {
 		c.Size, c.Turn = rate, unrest{rate: rate, lasts: lasts}.turn

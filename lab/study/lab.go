@@ -65,7 +65,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 func newLab(o Options, kernel string) *lab {
 	l := &lab{Options: o, kernel: kernel, began: time.Now(), clock: estimate{}, last: rest}
 	for _, e := range o.Experiments {
-		for _, c := range o.cells(e) {
+		for _, c := range o.cells(e, kernel) {
 			l.add(e, c)
 		}
 	}
@@ -76,8 +76,11 @@ func newLab(o Options, kernel string) *lab {
 }
 
 // cells are those of an experiment that are wanted.
-func (o Options) cells(e Experiment) []Cell {
+func (o Options) cells(e Experiment, kernel string) []Cell {
 	cells := e.Cells(o.Depth)
+	if kernel == Test && e.ForIPVS != nil {
+		cells = e.ForIPVS(o.Depth)
+	}
 	if len(o.Sizes) > 0 && e.Axis == servicesAxis {
 		cells = sized(cells, o.Sizes)
 	}

@@ -20,8 +20,8 @@ func rollingExperiment() Experiment {
 				"KEP-1669 on pods that end",
 			Figures: clientFigures(),
 		},
-		IPVS:  true,
-		Cells: rollingCells,
+		Cells:   rollingCells,
+		ForIPVS: func(Depth) []Cell { return rollingCells(Standard) },
 	}
 }
 
@@ -36,7 +36,7 @@ type rollout struct {
 func rollingCells(d Depth) (cells []Cell) {
 	const pause = 400 * time.Millisecond
 	quick := []rollout{{2, 1, 0, pause}, {2, 1, 500 * time.Millisecond, pause}}
-	for _, r := range byDepth(d, quick, []rollout{{4, 4, 0, 3 * pause}, {4, 4, 2 * time.Second, 3 * pause / 2}}) {
+	for _, r := range byDepth(d, quick, []rollout{{4, 4, 0, 3 * pause}, {4, 4, time.Second, 3 * pause / 2}}) {
 		name := "pods close their port at once"
 		if r.grace > 0 {
 			name = "pods serve on for a while"

@@ -22,7 +22,7 @@ func claims(r *study.Result) (advice, others []string) {
 		others = append(others, c.Sentences...)
 		for _, v := range c.Verdicts {
 			if v.Answer != Unknown {
-				others = append(others, v.Says)
+				others = append(others, v.Says, v.Why)
 			}
 		}
 	}
@@ -213,13 +213,46 @@ func boardText(r *study.Result) string {
 	return text.String()
 }
 
-// A reason is of a conclusion that there is.
-func TestReasons(t *testing.T) {
+// A cause is told where a vote is against a conclusion, and nowhere else.
+func TestVerdicts_why(t *testing.T) {
 	t.Parallel()
-	for about := range reasons() {
-		says, _, _ := strings.Cut(about, "; ")
-		if !slices.ContainsFunc(conclusions(), func(c conclusion) bool { return c.says == says }) {
-			t.Errorf("no conclusion of the result is that %s", says)
+	why := func(r *study.Result, words, of string) string {
+		for _, v := range NewStatistics(r).Verdicts() {
+			if strings.Contains(v.Conclusion, words) && v.Of == of {
+				return v.Why
+			}
+		}
+		return "none"
+	}
+	slower := func(name string) *study.Result {
+		r := made()
+		for i, row := range r.Rows {
+			if row.Experiment == "schedulers" {
+				r.Rows[i].Case = name
+			}
+		}
+		return r
+	}
+	userspace := made() // the fixture has none
+	for i, c := range userspace.Contenders {
+		if c.Name == "ebpf" {
+			userspace.Contenders[i].Plane = "userspace"
+		}
+	}
+	const copies = "Why: userspace copies each byte through its process."
+	for _, test := range []struct{ got, want string }{
+		{why(made(), "bulk throughput", "Fairlead"), ""},
+		{why(at(userspace, "bandwidth", "ebpf", 0, 0.5), "bulk throughput", "Fairlead"), copies},
+		{why(at(made(), "bandwidth", "nftables", 0, 0.5), "bulk throughput", "Fairlead"), ""},
+		{why(slower("58 at once"), "source hashing", "Fairlead"),
+			"Why: while all servers are as fast and have room, no choice is better than another."},
+		{why(slower("58 at once, 2 take twice as long"), "source hashing", "Fairlead"), ""},
+		{why(made(), "an update takes iptables", "kube-proxy"), ""},
+		{why(made(), "an update takes iptables", "Fairlead"),
+			"Why: Fairlead's iptables writes only the chains that change."},
+	} {
+		if test.got != test.want {
+			t.Errorf("got %q, want %q", test.got, test.want)
 		}
 	}
 }

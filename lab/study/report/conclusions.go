@@ -32,9 +32,9 @@ func conclusions() []conclusion {
 		{"connections by iptables take no visibly longer with up to 200,000 rules", repeated, []string{"rules"}, nil,
 			rulesCostNothing},
 		{"an update takes iptables the longer the more Services there are", huawei + "; " + flftuu, []string{"update"},
-			[]string{iptables}, updates(Growth.Grows, Growth.Flat)},
+			[]string{iptables}, updates(Growth.Grows, Growth.Flat, study.Fairlead, chains)},
 		{"an update takes IPVS the same however many Services there are", flftuu, []string{"update"}, []string{ipvs},
-			updates(Growth.Flat, Growth.Grows)},
+			updates(Growth.Flat, Growth.Grows, study.Peer, listings)},
 		{"the last Service of iptables is slower than the first", repeated, []string{"lookup", "bandwidth"}, nil, lastSlower},
 		{"IPVS is as fast with many Services as with few", uk8s, connections, []string{ipvs}, flatTo(4000)},
 		{"source hashing and shortest expected delay are ahead of round robin", repeated, []string{"schedulers"}, nil,
@@ -56,21 +56,44 @@ type votes struct {
 	all             int
 	// published and measured are the largest sizes, of what was said up to a size.
 	published, measured int
-	strict              bool   // one vote against the conclusion is enough
-	none                string // why there are no votes
+	strict              bool     // one vote against the conclusion is enough
+	none                string   // why there are no votes
+	why                 []string // of the votes against it
 	open                []question
 }
 
-// judge votes by a rule, and keeps what it leaves open.
-func (v *votes) judge(c Comparison, rule func(Comparison) Answer) {
+// The causes of what is seen against a conclusion.
+const (
+	tree     = "Fairlead's iptables finds a Service in a tree of address ranges, kube-proxy's in a list"
+	tracked  = "only the first packet of a connection meets the rules, as the others are tracked"
+	room     = "while all servers are as fast and have room, no choice is better than another"
+	hidden   = "a backend's limit of 2,000 requests a second hid the search through the list of endpoints"
+	copied   = "userspace copies each byte through its process"
+	chains   = "Fairlead's iptables writes only the chains that change"
+	listings = "kube-proxy compares all virtual servers at each sync"
+)
+
+// cause is why, of the planes of one program only.
+func (b judged) cause(of study.Kind, why string) string {
+	if b.kind != of {
+		return ""
+	}
+	return why
+}
+
+// judge votes by a rule, and keeps what it leaves open. If the vote is against the conclusion, that is why.
+func (v *votes) judge(c Comparison, rule func(Comparison) Answer, why string) {
 	a := rule(c)
 	if a == Unknown {
 		v.open = append(v.open, question{c, func(c Comparison) bool { return rule(c) != Unknown }})
 	}
-	v.vote(a)
+	v.vote(a, why)
 }
 
-func (v *votes) vote(a Answer) {
+func (v *votes) vote(a Answer, why string) {
+	if (a == Fails || a == Differs) && why != "" && !slices.Contains(v.why, why) {
+		v.why = append(v.why, why)
+	}
 	if v.count == nil {
 		v.count = map[Answer]int{}
 	}
@@ -115,6 +138,8 @@ func (c conclusion) judged(b judged) (Verdict, error) {
 	if verdict.Answer, verdict.Says = v.answer(); verdict.Answer == Unknown {
 		verdict.open = v.open
 		verdict.Says = b.remedy(v.open) + ": " + verdict.Says
+	} else if len(v.why) > 0 {
+		verdict.Why = "Why: " + listed(v.why) + "."
 	}
 	return verdict, nil
 }
@@ -136,7 +161,7 @@ func (b judged) byFirst(experiments, planes []string) (curves []curve, err error
 
 // crossing is "ahead up to a size, behind above it".
 func crossing(at int) func(judged, []curve, *votes) error {
-	return func(_ judged, c []curve, v *votes) error {
+	return func(b judged, c []curve, v *votes) error {
 		all := c[0].against(c[1])
 		if len(all) == 0 || all[len(all)-1].size <= at {
 			return fmt.Errorf("no more than %s were measured for %s", counted(at, c[0].axis), c[0].experiment)
@@ -159,7 +184,7 @@ func crossing(at int) func(judged, []curve, *votes) error {
 		case behind[1]:
 			answer = Differs
 		}
-		v.vote(answer)
+		v.vote(answer, b.cause(study.Fairlead, tree))
 		v.say("%s", c[0].beside(c[1], all))
 		return nil
 	}
@@ -178,7 +203,11 @@ func rulesCostNothing(b judged, _ []curve, v *votes) error {
 		}
 		if r, sizes, ok := c.lastToFirst(); ok {
 			v.measured = max(v.measured, sizes[1])
-			v.judge(r, unchanged)
+			why := ""
+			if strings.Contains(of, "no limit") {
+				why = b.cause(study.Peer, hidden)
+			}
+			v.judge(r, unchanged, why)
 			v.say("%s%s times as long with %s as with %s", strings.TrimPrefix(of+": ", ": "), r, counted(sizes[1], c.axis),
 				study.Number(sizes[0]))
 		}
@@ -219,9 +248,9 @@ func (c curve) lastToFirst() (r Comparison, sizes [2]int, ok bool) {
 	return c.worse(r), sizes, ok
 }
 
-// updates judges how long one takes, by size.
-func updates(holds, fails func(Growth) bool) func(judged, []curve, *votes) error {
-	return func(_ judged, curves []curve, v *votes) error {
+// updates judges how long one takes, by size. Why is the cause if that is otherwise with the planes of one program.
+func updates(holds, fails func(Growth) bool, of study.Kind, why string) func(judged, []curve, *votes) error {
+	return func(b judged, curves []curve, v *votes) error {
 		c := curves[0]
 		g, ok := c.growth(c.place, c.who.Name, c.figure.Name)
 		if !ok {
@@ -235,7 +264,7 @@ func updates(holds, fails func(Growth) bool) func(judged, []curve, *votes) error
 				return Fails
 			}
 			return Unknown
-		})
+		}, b.cause(of, why))
 		v.say("%s of %s: %s at %s, %s at %s; it grows as %s", c.figure.Name, c.who.Name,
 			c.value(g.From), counted(g.From, c.axis), c.value(g.To), counted(g.To, c.axis), g)
 		return nil
@@ -265,7 +294,7 @@ func lastSlower(b judged, _ []curve, v *votes) error {
 				return Fails
 			}
 			return Unknown
-		})
+		}, map[string]string{"lookup": b.cause(study.Fairlead, tree), "bandwidth": tracked}[experiment])
 		v.say("%s: last to first %s at %s", last.named(), r, counted(n, last.axis))
 	}
 	return nil
@@ -280,7 +309,7 @@ func flatTo(published int) func(judged, []curve, *votes) error {
 			return fmt.Errorf("%s was measured with one size only", c.experiment)
 		}
 		v.published, v.measured = published, sizes[1]
-		v.judge(r, unchanged)
+		v.judge(r, unchanged, "")
 		v.say("%s takes %s times as long at %s as at %s (%s)", c.who.Name, r, counted(sizes[1], c.axis),
 			study.Number(sizes[0]), c.named())
 		return nil
@@ -302,7 +331,7 @@ func worstBeatsBest(b judged, _ []curve, v *votes) error {
 			return errors.New("there are no figures")
 		}
 		r = nft.worse(r)
-		v.judge(r, ahead)
+		v.judge(r, ahead, b.cause(study.Fairlead, tree))
 		v.say("%s Service: %s at %s takes %s times as long as %s at %s", end, nft.who.Name,
 			counted(worst, nft.axis), r, ipt.who.Name, counted(best, ipt.axis))
 	}
@@ -329,7 +358,7 @@ func asFast(_ judged, c []curve, v *votes) error {
 		return errors.New("they were not measured in the same rounds")
 	}
 	for _, r := range all {
-		v.judge(r.Comparison, unchanged)
+		v.judge(r.Comparison, unchanged, "")
 	}
 	v.say("%s", c[0].beside(c[1], all))
 	return nil
@@ -354,7 +383,7 @@ func sixteenPercent(_ judged, curves []curve, v *votes) error {
 			return Differs
 		}
 		return Fails
-	})
+	}, "")
 	v.say("%s takes %s times as long as direct access (%s)", c.who.Name, e.Direct, c.named())
 	return nil
 }
@@ -373,7 +402,7 @@ func sameBandwidth(b judged, _ []curve, v *votes) error {
 			continue
 		}
 		r := e.Direct.asPublished()
-		v.judge(r, same)
+		v.judge(r, same, map[string]string{"userspace": copied}[plane])
 		v.say("%s %s", c.who.Name, r)
 	}
 	return nil
@@ -387,6 +416,10 @@ func schedulers(b judged, _ []curve, v *votes) error {
 	for _, of := range b.cases("schedulers", b.kernel) {
 		robin := b.scheduled(of, "rr")
 		var texts []string
+		why := room
+		if strings.Contains(of, "twice as long") {
+			why = ""
+		}
 		for _, name := range []string{"sh", "sed"} {
 			t := b.scheduled(of, name)
 			r, ok := b.compare(t, robin, f.Name)
@@ -399,7 +432,7 @@ func schedulers(b judged, _ []curve, v *votes) error {
 					return a
 				}
 				return Fails
-			})
+			}, why)
 			texts = append(texts, name+" "+r.String())
 		}
 		switch len(texts) {

@@ -142,36 +142,3 @@ func (s *Statistics) changes(a Advice) string {
 	}
 	return text
 }
-
-// reason says why a conclusion does not hold any more, where that is known; it says nothing of what holds.
-func reason(v Verdict) string {
-	if v.Answer != Fails && v.Answer != Differs {
-		return ""
-	}
-	return reasons()[v.Conclusion+"; "+v.Of]
-}
-
-// reasons are by conclusion and whose planes they are about.
-func reasons() map[string]string {
-	const (
-		tree           = "Why: Fairlead's iptables finds a Service in a tree of address ranges, kube-proxy's in a list."
-		once           = "Why: only the first packet of a connection meets the rules; the others are tracked."
-		load           = "Why: while all servers are as fast and have room, no choice is better than another."
-		limit          = "Why: a backend's limit of 2,000 requests a second hides the search through the list of endpoints."
-		copied, chains = "Why: userspace copies each byte through its process.",
-			"Why: Fairlead's iptables writes only the chains that change."
-		listing           = "Why: kube-proxy compares all virtual servers at each sync."
-		peer, own         = "; kube-proxy", "; Fairlead"
-		last, hash, rules = "the last Service of iptables is slower than the first",
-			"source hashing and shortest expected delay are ahead of round robin",
-			"connections by iptables take no visibly longer with up to 200,000 rules"
-	)
-	return map[string]string{
-		"iptables is ahead of IPVS below some 1,000 Services, and behind above" + own: tree,
-		"nftables at its worst is ahead of iptables at its best" + own:                tree,
-		last + own: tree, last + peer: once, hash + own: load, hash + peer: load, rules + peer: limit,
-		"bulk throughput is the same whatever proxies" + own:                    copied,
-		"an update takes iptables the longer the more Services there are" + own: chains,
-		"an update takes IPVS the same however many Services there are" + peer:  listing,
-	}
-}

@@ -26,7 +26,7 @@ type document struct {
 // HTML writes a page that needs nothing else: no script, no other file.
 func HTML(w io.Writer, r *study.Result) error {
 	functions := template.FuncMap{
-		"sign": Answer.sign, "kind": answerClass, "upper": upper, "groups": verdictGroups, "reason": reason,
+		"sign": Answer.sign, "kind": answerClass, "upper": upper, "groups": verdictGroups,
 		// Hyphens are where a phone breaks the heads of the scoreboard.
 		"hyphens": strings.NewReplacer("connection", "con\u00adnec\u00adtion", "Bandwidth", "Band\u00adwidth", "Follows",
 			"Fol\u00adlows", "Memory", "Mem\u00adory", "rollout", "roll\u00adout").Replace,

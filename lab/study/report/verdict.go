@@ -31,8 +31,10 @@ type Verdict struct {
 	Published  string `json:"published"` // by whom
 	Answer     Answer `json:"answer"`
 	Says       string `json:"says"` // with this run's figures; of Unknown: why
-	Of         string `json:"of,omitempty"`
-	Kernel     string `json:"kernel,omitempty"`
+	// Why is the cause of what is seen against it, where that is known.
+	Why    string `json:"why,omitempty"`
+	Of     string `json:"of,omitempty"`
+	Kernel string `json:"kernel,omitempty"`
 
 	open []question // of Unknown
 }
