@@ -69,7 +69,7 @@ func groupHelp(c *cobra.Command, flags *config.Flags) {
 	})
 	c.SetHelpFunc(func(c *cobra.Command, _ []string) {
 		fmt.Fprintf(c.OutOrStdout(), "%s\n\n", cmp.Or(c.Long, c.Short))
-		c.SetErr(c.OutOrStdout())
+		c.SetOut(c.OutOrStdout())
 		_ = c.Usage()
 	})
 }
