@@ -14,6 +14,7 @@ import (
 //go:generate go run ../lab/charts performance.md
 //go:generate go run ../lab/packagelist packages.md
 //go:generate go run ../lab/messagelist messages.txt operations.md
+//go:generate go run ../lab/stablelist stable.txt operations.md
 
 const root = ".."
 

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -11,11 +14,15 @@ import (
 )
 
 // With -o json all commands print values alike, as docs/operations.md says: one, or in the course of time an object a
-// line. Keys are in camelCase, and there is nothing else on the standard output.
+// line. Keys are in camelCase and in docs/stable.txt, and there is nothing else on the standard output.
 func TestOutput_json(t *testing.T) {
 	w := newWorld(t)
 	w.start("--proxy-mode", "nftables")
 	w.reaches("pod-a")
+	stable, err := os.ReadFile("../../docs/stable.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, args := range []string{
 		"status", "audit", "services", "services web", "services nothing", "probe", "why web", "why nothing", "dump",
 		"dump --counters", "explain node 10.96.0.10:80", "explain node 10.96.0.10:81", "trace node svc/default/web",
@@ -37,6 +44,7 @@ func TestOutput_json(t *testing.T) {
 				t.Fatalf("%s -o json: %v in %s", args, err, text)
 			}
 			camel(t, args, v)
+			listed(t, stable, args, v)
 		}
 		if failed := strings.HasSuffix(args, " nothing") && !strings.HasPrefix(args, "why"); n != 1 && !failed || n > 1 {
 			t.Errorf("%s -o json prints %d values:\n%s", args, n, text)
@@ -60,4 +68,35 @@ func camel(t *testing.T, args string, v any) {
 			camel(t, args, one)
 		}
 	}
+}
+
+// listed checks that the list of stable names has each path of a value that a command prints.
+func listed(t *testing.T, stable []byte, args string, v any) {
+	t.Helper()
+	command := "json fairlead " + strings.Fields(args)[0]
+	if strings.HasSuffix(args, " --counters") {
+		command += " --counters"
+	}
+	var walk func(path string, v any)
+	walk = func(path string, v any) {
+		if !bytes.Contains(stable, []byte("\n"+command+" "+path)) {
+			t.Errorf("%s -o json has %s, and docs/stable.txt has not", args, path)
+		}
+		switch v := v.(type) {
+		case []any:
+			for _, one := range v {
+				walk(path+"[]", one)
+			}
+		case map[string]any:
+			for key, one := range v {
+				walk(strings.TrimPrefix(path+"."+key, "."), one)
+			}
+		case bool, float64, string:
+			kind := map[string]string{"bool": "boolean", "float64": "number", "string": "string"}[fmt.Sprintf("%T", v)]
+			if line := "\n" + command + " " + path + " " + kind + "\n"; !bytes.Contains(stable, []byte(line)) {
+				t.Errorf("%s -o json has a %s as %s, and docs/stable.txt has not", args, kind, path)
+			}
+		}
+	}
+	walk("", v)
 }

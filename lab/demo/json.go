@@ -18,18 +18,21 @@ type way struct {
 	Times    float64        `json:"timesDirect,omitempty"` // how many times as long as to the pod itself
 }
 
+// outcome is all of it for machines.
+type outcome struct {
+	Ways     []way          `json:"ways"`
+	Faults   []string       `json:"faults"`   // those of ways, and of what came after them
+	Plane    string         `json:"plane"`    // that served
+	Problems []string       `json:"problems"` // of manifests
+	Warnings []string       `json:"warnings"` // probable mistakes in them
+	Log      []string       `json:"log"`      // of the proxy: what it warns of
+	Notes    []string       `json:"notes"`
+	Skipped  map[string]int `json:"skipped"` // objects by kind
+}
+
 // printJSON tells machines what the text tells people.
 func (d *demo) printJSON() error {
-	out := struct {
-		Ways     []way          `json:"ways"`
-		Faults   []string       `json:"faults"`   // those of ways, and of what came after them
-		Plane    string         `json:"plane"`    // that served
-		Problems []string       `json:"problems"` // of manifests
-		Warnings []string       `json:"warnings"` // probable mistakes in them
-		Log      []string       `json:"log"`      // of the proxy: what it warns of
-		Notes    []string       `json:"notes"`
-		Skipped  map[string]int `json:"skipped"` // objects by kind
-	}{
+	out := outcome{
 		Ways: []way{}, Faults: append([]string{}, d.faults...), Problems: []string{}, Warnings: []string{},
 		Plane: d.plane, Log: d.proxy.warnings(),
 		Notes: append([]string{}, d.result.Notes...), Skipped: d.result.Skipped,
