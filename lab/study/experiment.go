@@ -14,7 +14,7 @@ type Experiment struct {
 	Description
 	// Cells are what it compares, in the order of the report.
 	Cells func(Depth) []Cell
-	// ForIPVS are those that a run of all experiments repeats in the test kernel; nil: none. Claims about IPVS are mostly
+	// ForIPVS are those that are repeated in the test kernel; nil: those of a standard run. Claims about IPVS are mostly
 	// about how it finds a Service, how it changes one, and how it chooses.
 	ForIPVS func(Depth) []Cell
 }

@@ -53,15 +53,11 @@ func (l *lab) lacksIPVS() bool {
 	return slices.ContainsFunc(l.Contenders, func(c Contender) bool { return c.Plane == ipvsPlane && l.isMissing(c) })
 }
 
-// guestOptions are those of the run in the test kernel, which has one CPU, and not a fast one. A run of all experiments
-// repeats only some of them there.
+// guestOptions are those of the run in the test kernel, which has one CPU, and not a fast one.
 func (l *lab) guestOptions(until time.Time) Options {
 	o := Options{
 		Experiments: l.Experiments, Depth: l.Depth, Sizes: l.Sizes, Own: l.Own, Most: 4000, Rounds: l.Rounds,
 		Judge: l.Judge, Budget: time.Until(until), Program: l.Program,
-	}
-	if len(o.Experiments) == len(Experiments()) {
-		o.Experiments = slices.DeleteFunc(slices.Clone(o.Experiments), func(e Experiment) bool { return e.ForIPVS == nil })
 	}
 	if l.Own != nil {
 		o.Most = max(o.Most, min(len(l.Own.services), 10_000))

@@ -78,8 +78,11 @@ func newLab(o Options, kernel string) *lab {
 // cells are those of an experiment that are wanted.
 func (o Options) cells(e Experiment, kernel string) []Cell {
 	cells := e.Cells(o.Depth)
-	if kernel == Test && e.ForIPVS != nil {
+	switch {
+	case kernel == Test && e.ForIPVS != nil:
 		cells = e.ForIPVS(o.Depth)
+	case kernel == Test:
+		cells = e.Cells(Standard)
 	}
 	if len(o.Sizes) > 0 && e.Axis == servicesAxis {
 		cells = sized(cells, o.Sizes)

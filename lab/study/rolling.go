@@ -20,8 +20,7 @@ func rollingExperiment() Experiment {
 				"KEP-1669 on pods that end",
 			Figures: clientFigures(),
 		},
-		Cells:   rollingCells,
-		ForIPVS: func(Depth) []Cell { return rollingCells(Standard) },
+		Cells: rollingCells,
 	}
 }
 

@@ -287,9 +287,10 @@ func (s *Statistics) unsized(d study.Description, main study.Figure) exhibit {
 	return e
 }
 
-// beside compares userspace with iptables and IPVS, as was published when the modes of the kernel were new.
+// beside compares userspace with iptables and IPVS, as was published when the modes of the kernel were new. Its charts
+// are of bandwidth.
 func (s *Statistics) beside() exhibit {
-	e := exhibit{Title: "userspace beside iptables and IPVS", Note: "times that of direct access"}
+	e := exhibit{Title: "userspace beside iptables and IPVS", Note: "times that of direct access; charts: bandwidth"}
 	b := s.scoreboard()
 	var columns []int
 	for i, c := range b.Columns {
@@ -303,12 +304,15 @@ func (s *Statistics) beside() exhibit {
 		if p.Experiment != "bandwidth" {
 			continue
 		}
-		row := exhibitRow{Name: p.whose(), Class: class(p.contender()), Source: p.origin()}
+		row := exhibitRow{
+			Name: p.whose(), Class: class(p.contender()), Source: p.origin(), values: []float64{p.Value},
+		}
 		for i := range columns {
 			row.Cells = append(row.Cells, exhibitCell{Value: map[bool]string{true: times(p.Value), false: noFigure}[i == of]})
 		}
 		published.Rows = append(published.Rows, row)
 	}
+	published.Picture = published.bars(study.Share)
 	e.Groups = append(e.Groups, published)
 	for _, k := range b.Kernels {
 		g := group{Label: k.Says, Kernel: k.Says}
@@ -316,13 +320,17 @@ func (s *Statistics) beside() exhibit {
 			if !slices.Contains([]string{"userspace", "iptables", "ipvs"}, family(r.Plane)) {
 				continue
 			}
-			row := exhibitRow{Name: r.Name, Class: class(r.Contender)}
-			for _, i := range columns {
+			row := exhibitRow{Name: r.Name, Class: class(r.Contender), values: []float64{none()}}
+			for n, i := range columns {
 				row.Cells = append(row.Cells, exhibitCell{Value: r.Cells[i].Text, Ratio: r.Cells[i].Bounds})
+				if n == of && r.Cells[i].measured() {
+					row.values[0] = r.Cells[i].value
+				}
 			}
 			g.Rows = append(g.Rows, row)
 		}
 		if len(g.Rows) > 0 {
+			g.Picture = g.bars(study.Share)
 			e.Groups = append(e.Groups, g)
 		}
 	}

@@ -313,11 +313,17 @@ func (s *Statistics) margin(p place, figure string) float64 {
 		if !positive(x) || !positive(y) {
 			return m
 		}
-		if c := comparison(logRatios(x, y), m); c.More() || c.Less() {
-			m = max(c.Median, 1/c.Median)
-		}
-		return m
+		return widened(m, logRatios(x, y))
 	})
+}
+
+// widened is a margin, or how much direct access differs from its copy if that is more. It has the logarithms of their
+// ratios.
+func widened(margin float64, logs []float64) float64 {
+	if c := comparison(logs, margin); c.More() || c.Less() {
+		return max(c.Median, 1/c.Median)
+	}
+	return margin
 }
 
 // far is one side of a comparison of different places, or different Results.
