@@ -396,6 +396,19 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
+// The test kernel has other modes of kube-proxy, too. One pair is drawn.
+func TestMigrate_othersIPVS(t *testing.T) {
+	if needIPVS(t) {
+		return
+	}
+	pairs := [][2]string{{"iptables", "nftables"}, {"iptables", "ebpf"}, {"nftables", "nftables"}, {"nftables", "ebpf"}}
+	for _, p := range sample.Of(t, len(pairs), pairs) {
+		t.Run(p[0]+" to "+p[1], func(t *testing.T) {
+			newMigrating(t, p[0]).there(p[0], p[1])
+		})
+	}
+}
+
 func (m *migrating) there(from, to string) {
 	var r migrate.Report
 	if err := json.Unmarshal([]byte(m.migrate(0, "--to", to, "-o", "json")), &r); err != nil {

@@ -97,7 +97,7 @@ func (m *migration) run(ctx context.Context) (err error) {
 	if err != nil {
 		return cli.Misused(err)
 	}
-	w, err := watch(ctx, c, m.watch)
+	w, err := watch(ctx, c, m.seen.Mode, m.watch)
 	if err != nil {
 		return cli.ConfigError(err)
 	}

@@ -79,9 +79,10 @@ type begun struct {
 	at time.Time
 }
 
-// watch compares for a time, and then waits until all connections can be judged.
-func watch(ctx context.Context, c *config.Config, during time.Duration) (*Watched, error) {
-	if text, err := os.ReadFile(ipvsTracked); err == nil && strings.TrimSpace(string(text)) == "0" {
+// watch compares with what a mode does for a time, and then waits until all connections can be judged.
+func watch(ctx context.Context, c *config.Config, mode string, during time.Duration) (*Watched, error) {
+	text, err := os.ReadFile(ipvsTracked)
+	if mode == "ipvs" && err == nil && strings.TrimSpace(string(text)) == "0" {
 		return nil, errors.New("connection tracking does not see what IPVS does: set net.ipv4.vs.conntrack to 1")
 	}
 	rows, err := daemon.OpenRows(c, daemon.NewLogs(io.Discard))
