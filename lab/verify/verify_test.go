@@ -192,6 +192,7 @@ func TestKernels(t *testing.T) {
 		{kernel: "6.1", modes: "nftables,ipvs"},
 		{kernel: "6.12", modes: "nftables,iptables"},
 		{kernel: "6.12", modes: "userspace", file: true},
+		{kernel: "6.12", modes: "ebpf"}, // without cases: an emulated processor takes minutes for its programs
 	}
 	for _, c := range sample.Of(t, len(cells), cells) {
 		t.Run(fmt.Sprintf("%s %s", c.kernel, c.modes), func(t *testing.T) {
@@ -201,7 +202,7 @@ func TestKernels(t *testing.T) {
 			}
 			planes := expect(t, nil, 0, "Linux "+c.kernel+".", append(kernel, "--proxy-mode", c.modes)...)
 			for mode := range strings.SplitSeq(c.modes, ",") {
-				if p := planes[mode]; !p.Safe || p.Cases < 20 || !strings.HasPrefix(p.Release, c.kernel+".") {
+				if p := planes[mode]; !p.Safe || p.Cases < 20 && mode != "ebpf" || p.Ways == 0 || !strings.HasPrefix(p.Release, c.kernel+".") {
 					t.Errorf("%s: %+v", mode, p)
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -32,45 +33,66 @@ func claims(r *study.Result) (advice, others []string) {
 // checker holds sentences against the rows of a result, by nothing but the rows.
 type checker struct {
 	*study.Result
-	ratios map[string]bool // each median of ratios of two contenders in a place, and of a figure's medians
-	sizes  map[int]bool
-	names  []string
+	ratios     map[string]bool // each median of ratios of two contenders, sizes or cases
+	quantities map[string]bool // each median of a contender's main figure, with its unit
+	sizes      map[int]bool
+	names      []string
+	cases      []string
 }
 
 func newChecker(r *study.Result) checker {
-	c := checker{r, map[string]bool{}, map[int]bool{}, nil}
-	values := map[string]map[string]map[int]float64{} // place and figure → contender → round
+	c := checker{Result: r, ratios: map[string]bool{}, quantities: map[string]bool{}, sizes: map[int]bool{}}
+	main, direct := map[string]study.Figure{}, ""
+	for _, d := range r.Experiments {
+		main[d.Name], _ = mainFigure(d)
+	}
+	for _, o := range r.Contenders {
+		if o.Kind == study.Direct {
+			direct = o.Name
+		}
+	}
+	values, runs := map[turns]map[int]float64{}, map[place][]turns{} // of an experiment all of a kernel
 	for _, row := range r.Rows {
-		if row.Failed != "" {
+		at := place{experiment: row.Experiment, kernel: row.Kernel}
+		t := turns{place{row.Experiment, row.Kernel, row.Case, row.Size}, row.Contender}
+		v, ok := row.Figures[main[row.Experiment].Name]
+		if row.Failed != "" || !ok {
 			continue
 		}
 		c.sizes[row.Size] = true
 		if !slices.Contains(c.names, row.Contender) {
 			c.names = append(c.names, row.Contender)
 		}
-		for f, v := range row.Figures {
-			at := fmt.Sprint(row.Experiment, row.Kernel, row.Case, row.Size, f)
-			if values[at] == nil {
-				values[at] = map[string]map[int]float64{}
-			}
-			if values[at][row.Contender] == nil {
-				values[at][row.Contender] = map[int]float64{}
-			}
-			values[at][row.Contender][row.Round] = v
+		if row.Case != "" && !slices.Contains(c.cases, row.Case) {
+			c.cases = append(c.cases, row.Case)
 		}
+		if values[t] == nil {
+			values[t] = map[int]float64{}
+			runs[at] = append(runs[at], t)
+		}
+		values[t][row.Round] = v
 	}
-	for _, of := range values {
-		for a := range of {
-			for b := range of {
-				x, y := paired(of[a], of[b])
-				var ratios bench.Series
+	for _, all := range runs {
+		relative := make([]bench.Series, len(all)) // to direct access in the same rounds, if there was such
+		for i, a := range all {
+			c.quantities[quantity(main[a.experiment].Unit, series(values[a]).Median())] = true
+			relative[i] = series(values[a])
+			if control := values[turns{a.place, direct}]; control != nil {
+				x, y := paired(values[a], control)
 				for i := range x {
-					ratios = append(ratios, x[i]/y[i])
+					x[i] /= y[i]
 				}
-				if len(ratios) > 0 {
-					c.ratios[times(ratios.Median())] = true
-					c.ratios[times(1/ratios.Median())] = true
-					c.ratios[times(math.Exp(bench.Series(logRatios(x, y)).Median()))] = true
+				relative[i] = x
+			}
+		}
+		for i, a := range all {
+			for j, b := range all {
+				if a.of != b.of && a.contender != b.contender {
+					continue
+				}
+				n := min(len(relative[i]), len(relative[j]))
+				if c.add(relative[i][:n], relative[j][:n]); a.place == b.place {
+					c.add(paired(values[a], values[b]))
 				}
 			}
 		}
@@ -78,14 +100,32 @@ func newChecker(r *study.Result) checker {
 	return c
 }
 
+// add keeps the median of ratios, as a report may write it.
+func (c checker) add(x, y bench.Series) {
+	var ratios bench.Series
+	for i := range x {
+		ratios = append(ratios, x[i]/y[i])
+	}
+	if len(ratios) == 0 {
+		return
+	}
+	c.ratios[times(ratios.Median())], c.ratios[times(1/ratios.Median())] = true, true
+	c.ratios[times(math.Exp(bench.Series(logRatios(x, y)).Median()))] = true
+	c.ratios[times(math.Exp(bench.Series(logRatios(y, x)).Median()))] = true
+}
+
 var (
-	ratioPattern = regexp.MustCompile(`\b(\d+(?:\.\d+)?) \(\d`)
-	sizePattern  = regexp.MustCompile(`([\d,]+) (?:Services|rules)`)
+	ratioPattern    = regexp.MustCompile(`(?:^|[^\w.,^])(\d+(?:\.\d+)?) \(\d`)
+	sizePattern     = regexp.MustCompile(`([\d,]+) (?:Services|rules)`)
+	quantityPattern = regexp.MustCompile(`(?:^|[^\w.,])([\d,]+(?:\.\d+)? (?:ns|µs|ms|s|min|h|[KMG]iB|[kMG]?bit/s))\b`)
 )
 
-// faults says what of a sentence the rows do not have: contenders, sizes, and ratios between contenders of a place.
-func (c checker) faults(sentence string, farther bool) (all []string) {
+// faults says what of a sentence the rows do not have: contenders, sizes, ratios, and figures with a unit.
+func (c checker) faults(sentence string) (all []string) {
 	told, _, _ := strings.Cut(sentence, "; not considered: ")
+	for _, of := range c.cases {
+		told = strings.ReplaceAll(told, of, "")
+	}
 	for _, o := range made().Contenders {
 		if strings.Contains(o.Name, " ") && strings.Contains(told, o.Name) && !slices.Contains(c.names, o.Name) {
 			all = append(all, o.Name+" was not measured")
@@ -99,8 +139,13 @@ func (c checker) faults(sentence string, farther bool) (all []string) {
 		}
 	}
 	for _, m := range ratioPattern.FindAllStringSubmatch(told, -1) {
-		if !farther && !c.ratios[m[1]] {
-			all = append(all, m[1]+" is no ratio of two contenders")
+		if !c.ratios[m[1]] {
+			all = append(all, m[1]+" is no ratio of two contenders, sizes or cases")
+		}
+	}
+	for _, m := range quantityPattern.FindAllStringSubmatch(told, -1) {
+		if !c.quantities[m[1]] {
+			all = append(all, m[1]+" is the median of no figure")
 		}
 	}
 	return all
@@ -109,16 +154,19 @@ func (c checker) faults(sentence string, farther bool) (all []string) {
 // Each sentence follows from the rows, whatever rows there are.
 func TestClaims(t *testing.T) {
 	t.Parallel()
-	results := map[string]*study.Result{"made": made()}
+	full, err := study.Read(filepath.Join(published, "result.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := map[string]*study.Result{"made": made(), "published": full}
 	for _, name := range names(made()) {
 		results["without "+name] = without(made(), name)
 	}
 	for name, r := range results {
 		c := newChecker(r)
 		advice, others := claims(r)
-		for i, sentence := range slices.Concat(advice, others) {
-			// Others also compare different sizes, whose rounds are not the same.
-			if faults := c.faults(sentence, i >= len(advice)); len(faults) > 0 {
+		for _, sentence := range slices.Concat(advice, others) {
+			if faults := c.faults(sentence); len(faults) > 0 {
 				t.Errorf("%s: %s\n%s", name, sentence, strings.Join(faults, "\n"))
 			}
 		}

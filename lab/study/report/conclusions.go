@@ -139,7 +139,7 @@ func (c conclusion) judged(b judged) (Verdict, error) {
 		verdict.open = v.open
 		verdict.Says = b.remedy(v.open) + ": " + verdict.Says
 	} else if len(v.why) > 0 {
-		verdict.Why = "Why: " + listed(v.why) + "."
+		verdict.Why = "Why: " + strings.Join(v.why, "; ") + "."
 	}
 	return verdict, nil
 }

@@ -127,6 +127,8 @@ func publishedSingles() []Published {
 			Says: "of the throughput from pod to pod", Source: eparis}
 	}
 	return []Published{
+		{Experiment: "lookup", Plane: "iptables", Value: 8e-3, Unit: study.Seconds, Source: huawei2018,
+			Says: "the longest time to reach a Service, with a number of rules that is not told"},
 		update("nftables", 10_000, 141e-3, "one Service more", partial),
 		update("nftables", 44_128, 1.33, "a change, with netlink listings", slow139513),
 		update("iptables", 3595, 2.8, "a partial sync, 138,792 endpoints", real2026),

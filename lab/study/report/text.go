@@ -59,7 +59,11 @@ func textVerdicts(text *strings.Builder, all []Verdict) {
 		if who != "" {
 			who = ", " + who
 		}
-		fmt.Fprintln(text, advise.Wrap("  "+v.Answer.sign()+" "+string(v.Answer)+who+": "+v.Says, "      ", width))
+		says := v.Says
+		if v.Why != "" {
+			says += ". " + v.Why
+		}
+		fmt.Fprintln(text, advise.Wrap("  "+v.Answer.sign()+" "+string(v.Answer)+who+": "+says, "      ", width))
 	}
 	if missing > 0 {
 		fmt.Fprintln(text, counted(missing, "conclusions")+" could not be judged, as the experiments were not made.")
