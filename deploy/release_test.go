@@ -111,7 +111,7 @@ func (r release) testNotes(t *testing.T) {
 
 func (r release) testPrograms(t *testing.T) {
 	dir := r.unpack(t, "fairlead_"+r.number+"_linux_"+runtime.GOARCH+".tar.gz")
-	for _, name := range []string{"fairlead", "fairlead-lab"} {
+	for _, name := range []string{"fairlead", "fairlead-lab", "fairlead-cases"} {
 		r.says(t, name, must(t)(output(t.Context(), filepath.Join(dir, name), "--version")))
 	}
 	equal(t, platform(t, filepath.Join(dir, "fairlead-cases")), "fairlead.dev/fairlead/lab/conformance.test linux/"+runtime.GOARCH)

@@ -113,6 +113,13 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
+// SweepCgroups removes what processes that were killed have left, if they were in the cgroup of this one.
+func SweepCgroups() {
+	if own, err := ownCgroup(); err == nil {
+		sweepCgroups(own)
+	}
+}
+
 // sweepCgroups removes cgroups that are not locked. It ignores those that are in use or cannot be removed.
 func sweepCgroups(own string) {
 	all, _ := filepath.Glob(filepath.Join(own, cgroupPrefix+"*"))

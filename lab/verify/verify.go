@@ -18,9 +18,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
@@ -232,7 +234,17 @@ var changers = map[string]string{
 const cases = "^(affinity|cluster-ip|external-ips|external-local|hairpin|node-port|sctp|source-ranges|tcp-lives|udp|" +
 	"udp-large)$"
 
-var caseEnds = regexp.MustCompile(`(?m)^ *--- (PASS|FAIL): Test\w+(?:/cases/(\S+/\S+/\S+)|_(vandalism)) `)
+var (
+	caseEnds = regexp.MustCompile(`(?m)^ *--- (PASS|FAIL): (Test\w+(?:/cases/(\S+/\S+/\S+)|_(vandalism))) `)
+	caseLine = regexp.MustCompile(`^ *(?:=== \w+ +|--- \w+: )(\S+)`) // says whose lines follow
+)
+
+// Of that many cases that fail, so many last lines are told, and so much of each.
+const (
+	maxTold      = 3
+	lastLines    = 10
+	maxLineBytes = 300
+)
 
 // conform plays the cases. A fast kernel gets a hundred changes to the plane's rules, too.
 func (p *Plane) conform(ctx context.Context, fast bool) error {
@@ -245,31 +257,67 @@ func (p *Plane) conform(ctx context.Context, fast bool) error {
 	if err != nil {
 		return err
 	}
-	run := "^" + tests[p.Mode] + "$/^cases$/" + cases
+	told, run := 0, "^"+tests[p.Mode]+"$/^cases$/"+cases
 	if _, missing := exec.LookPath(changers[p.Mode]); fast && missing == nil {
 		run += "|^" + tests[p.Mode] + "_vandalism$"
 	}
-	c := exec.CommandContext(ctx, program, "-test.v", "-test.timeout", "0", "-test.run", run)
-	// The same cases each time; and not all of them in tests that take everything.
-	c.Env = append(os.Environ(), "FAIRLEAD_CASES=", "FAIRLEAD_SEED=1")
-	out, err := c.CombinedOutput()
+	out, err := play(ctx, program, run)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	for _, m := range caseEnds.FindAllSubmatch(out, -1) {
 		p.Cases++
 		if string(m[1]) == "FAIL" {
-			p.Reasons = append(p.Reasons, fmt.Sprintf("conformance: %s%s fails", m[2], m[3]))
+			p.Reasons = append(p.Reasons, fmt.Sprintf("conformance: %s%s fails", m[3], m[4]))
+			if told++; told <= maxTold {
+				p.Reasons = append(p.Reasons, lastOf(out, string(m[2]))...)
+			}
 		}
 	}
 	if p.Cases == 0 {
 		err = cmp.Or(err, errors.New("no case was played"))
 	}
-	if err != nil && len(p.Reasons) == 0 {
-		return fmt.Errorf("%s: %w: %s", programs.Cases, err, out)
+	if err != nil && told == 0 {
+		return fmt.Errorf("%s: %w: %s", programs.Cases, err, strings.Join(lastOf(out, ""), "\n"))
 	}
-	p.Safe = len(p.Reasons) == 0
+	p.Safe = told == 0
 	return nil
+}
+
+// play runs the cases. Nothing of them goes on when that ends, or when this process is killed.
+func play(ctx context.Context, program, run string) ([]byte, error) {
+	temp, err := os.MkdirTemp("", "fairlead-cases-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(temp)
+	runtime.LockOSThread() // its end would end the cases: see Pdeathsig in prctl(2)
+	defer runtime.UnlockOSThread()
+	c := exec.CommandContext(ctx, program, "-test.v", "-test.timeout", "0", "-test.run", run)
+	// The same cases each time; and not all of them in tests that take everything.
+	c.Env = append(os.Environ(), "FAIRLEAD_CASES=", "FAIRLEAD_SEED=1", "TMPDIR="+temp)
+	c.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGTERM} // upon which they end their group
+	c.Cancel = func() error { return unix.Kill(-c.Process.Pid, unix.SIGKILL) }
+	c.WaitDelay = 10 * time.Second // for what has left the group and keeps the output open
+	out, err := c.CombinedOutput()
+	if ctx.Err() != nil {
+		testbed.SweepCgroups()
+	}
+	return out, err
+}
+
+// lastOf are the last lines that a test, or one of its subtests, has printed; empty: all tests.
+func lastOf(out []byte, test string) (lines []string) {
+	ours := test == ""
+	for l := range strings.Lines(string(out)) {
+		l = strings.TrimRight(l, "\n")
+		if m := caseLine.FindStringSubmatch(l); m != nil && test != "" {
+			ours = m[1] == test || strings.HasPrefix(m[1], test+"/")
+		} else if ours {
+			lines = append(lines, strings.ToValidUTF8(l[:min(len(l), maxLineBytes)], ""))
+		}
+	}
+	return lines[max(0, len(lines)-lastLines):]
 }
 
 func exists(file string) bool {

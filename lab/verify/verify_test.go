@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -112,32 +113,51 @@ func expect(t *testing.T, env []string, status int, summary string, args ...stri
 func TestCases(t *testing.T) {
 	t.Parallel()
 	lack.Need(t, lack.UserNamespaces)
+	const name = "TestNFTables/cases/affinity/ipv4/restarts"
+	long := strings.Repeat("first\n", 100) + "    case_test.go:1: last " + strings.Repeat("words", 100)
 	for _, c := range []struct {
 		says   string
 		status int
-		want   string
+		want   []string
 	}{
-		{"    --- FAIL: TestNFTables/cases/affinity/ipv4/restarts (0.10s)", 1, "conformance: affinity/ipv4/restarts fails"},
-		{"--- FAIL: TestNFTables_vandalism (0.10s)", 1, "conformance: vandalism fails"},
-		{"no case", 3, "no case"},
+		{"=== RUN   " + name + "\n" + long + "\n=== RUN   TestOther\nother\n    --- FAIL: " + name + " (0.10s)\npanic: this",
+			1, []string{"conformance: affinity/ipv4/restarts fails", "panic: this"}},
+		{"--- FAIL: TestNFTables_vandalism (0.10s)", 1, []string{"conformance: vandalism fails"}},
+		{long, 3, []string{"exit status 1"}},
 	} {
-		dir := t.TempDir()
-		for _, name := range []string{programs.Agent, programs.Lab} {
-			if err := os.Link(filepath.Join(filepath.Dir(lab), name), filepath.Join(dir, name)); err != nil {
-				t.Fatal(err)
+		cmd := with(t, "#!/bin/sh\necho '"+c.says+"'\nexit 1\n")
+		out, _ := cmd.CombinedOutput()
+		for _, text := range c.want {
+			if cmd.ProcessState.ExitCode() != c.status || !strings.Contains(string(out), text) {
+				t.Errorf("%q: status %d, or no %q\n%s", c.says, cmd.ProcessState.ExitCode(), text, out)
 			}
 		}
-		script := "#!/bin/sh\necho '" + c.says + "'\nexit 1\n"
-		if err := os.WriteFile(filepath.Join(dir, programs.Cases), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
+		if words := strings.Contains(string(out), "last words"); words != strings.Contains(c.says, long) {
+			t.Errorf("%q: said: %t\n%s", c.says, words, out)
 		}
-		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, programs.Lab), "verify", "--proxy-mode", "nftables", "-f",
-			write(t, "few.yaml", few))
-		out, _ := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != c.status || !strings.Contains(string(out), c.want) {
-			t.Errorf("%q: status %d\n%s", c.says, cmd.ProcessState.ExitCode(), out)
+		if strings.Contains(string(out), "other") || strings.Count(string(out), "first") > 10 || len(out) > 2000 {
+			t.Errorf("%q: too much is said:\n%s", c.says, out)
 		}
 	}
+}
+
+// with verifies, and a script is its cases; none: the real ones.
+func with(t *testing.T, script string) *exec.Cmd {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{programs.Agent, programs.Lab, programs.Cases} {
+		if err := os.Link(filepath.Join(filepath.Dir(lab), name), filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if cases := filepath.Join(dir, programs.Cases); script != "" {
+		if err := errors.Join(os.Remove(cases), os.WriteFile(cases, []byte(script), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := command(t.Context(), t, nil, "--proxy-mode", "nftables", "-f", write(t, "few.yaml", few))
+	c.Path = filepath.Join(dir, programs.Lab)
+	return c
 }
 
 // The configuration says which mode the node needs. The node's own place in it does not matter.
@@ -242,13 +262,19 @@ func kernelFile(t *testing.T, version string) []string {
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	needEmulator(t)
-	c := command(t.Context(), t, nil, "--kernel", "6.1")
-	mark := "FAIRLEAD_VERIFY_TEST=" + t.TempDir() // names the processes that are ours
-	c.Env = append(c.Env, mark)
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	eventually.True(t, "qemu runs", func() bool { return strings.Contains(processes(t, mark), "qemu-system") })
+	interrupted(t, command(t.Context(), t, nil, "--kernel", "6.1"), "qemu-system")
+}
+
+// Neither does what cases have started, nor do they leave files.
+func TestInterrupted_cases(t *testing.T) {
+	t.Parallel()
+	lack.Need(t, lack.UserNamespaces)
+	interrupted(t, with(t, "#!/bin/sh\ntouch $TMPDIR/file\nsleep 1000 &\nwait\n"), "sleep")
+}
+
+func interrupted(t *testing.T, c *exec.Cmd, when string) {
+	t.Helper()
+	mark := start(t, c, when)
 	if err := c.Process.Signal(syscall.SIGINT); err != nil {
 		t.Error(err)
 	}
@@ -261,18 +287,72 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// processes are the command lines of those with a variable in their environment.
-func processes(t *testing.T, variable string) string {
+// The cases end with it even when it is killed, and with them what they have started.
+func TestKilled(t *testing.T) {
+	t.Parallel()
+	lack.Need(t, lack.UserNamespaces)
+	c := with(t, "#!/bin/sh\nsleep 1000 &\nexec '"+filepath.Join(filepath.Dir(lab), programs.Cases)+"' \"$@\"\n")
+	c.Env = append(c.Env, "TMPDIR="+t.TempDir()) // which nobody empties
+	mark := start(t, c, programs.Cases)
+	eventually.True(t, "cases have a namespace", func() bool { return namespaces(t, mark) > 1 })
+	if err := c.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	_ = c.Wait()
+	eventually.Equal(t, "what still runs", "", func() string { return processes(t, mark) })
+}
+
+// start waits until a process runs. The variable names the processes that are ours.
+func start(t *testing.T, c *exec.Cmd, process string) (variable string) {
+	t.Helper()
+	variable = "FAIRLEAD_VERIFY_TEST=" + t.TempDir()
+	c.Env = append(c.Env, variable)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually.True(t, process+" runs", func() bool { return strings.Contains(processes(t, variable), process) })
+	return variable
+}
+
+// processes are the names of those with a variable in their environment.
+func processes(t *testing.T, variable string) (names string) {
+	t.Helper()
+	for _, dir := range directories(t, variable) {
+		name, _ := os.ReadFile(filepath.Join(dir, "comm")) // it may have ended meanwhile
+		names += string(name)
+	}
+	return names
+}
+
+// namespaces is in how many of the network the threads of cases are.
+func namespaces(t *testing.T, variable string) int {
+	t.Helper()
+	found := map[string]bool{}
+	for _, dir := range directories(t, variable) {
+		name, _ := os.ReadFile(filepath.Join(dir, "comm"))
+		threads, err := filepath.Glob(filepath.Join(dir, "task/*/ns/net"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, thread := range threads {
+			if in, err := os.Readlink(thread); err == nil && string(name) == programs.Cases+"\n" {
+				found[in] = true
+			}
+		}
+	}
+	return len(found)
+}
+
+// directories are those in /proc of processes with a variable in their environment.
+func directories(t *testing.T, variable string) (found []string) {
 	t.Helper()
 	names, err := filepath.Glob("/proc/[0-9]*/environ")
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := ""
 	for _, name := range names {
-		if env, _ := os.ReadFile(name); strings.Contains(string(env), variable) { // it may have ended meanwhile
-			line, _ := os.ReadFile(filepath.Join(filepath.Dir(name), "comm"))
-			found += string(line)
+		if env, _ := os.ReadFile(name); strings.Contains(string(env), variable) {
+			found = append(found, filepath.Dir(name))
 		}
 	}
 	return found
