@@ -55,6 +55,9 @@ type Dataplane interface {
 //
 // Base has what a plane needs whose rules serve as soon as they are in the kernel, and go on serving without a process.
 type Handover interface {
+	// ReadAhead reads what the kernel holds while the first State is still to come, so that the first Sync need not. Sync
+	// makes use of it only if no other program has changed that since. An error is left to Sync.
+	ReadAhead(ctx context.Context)
 	// SetStage says what becomes of connections that begin. A plane is Active unless it was told to be something else. The
 	// State is that of the last Sync or Apply of the plane that is in force. It returns Open. Draining is set again and
 	// again, until there is none left or they have had their time. An error of Active that wraps ErrPartial means what it
@@ -129,6 +132,9 @@ type Open struct {
 
 // Base is for planes to embed: they override what they need of Handover and Observed.
 type Base struct{}
+
+// ReadAhead implements Handover.
+func (Base) ReadAhead(context.Context) {}
 
 // SetStage implements Handover.
 func (Base) SetStage(context.Context, *model.State, Stage) (int, error) { return 0, nil }

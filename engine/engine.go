@@ -221,6 +221,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	e.pull = func(s source.Source) *inbox { return openInbox(ctx, s, e.arrived) }
 	e.inbox = e.pull(e.options.Source)
 	defer func() { e.inbox.close() }() // Replace may have replaced it
+	e.options.Plane.ReadAhead(ctx)     // while the first objects are on their way
 	return e.loop(ctx)
 }
 

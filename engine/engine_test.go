@@ -253,6 +253,32 @@ func TestEngine_nothingBeforeTheFirstBatch(t *testing.T) {
 	})
 }
 
+// While the first objects are still to come, the plane reads what an earlier process has left.
+func TestEngine_readsAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(func(o *Options) { o.AuditInterval, o.Plane = 10*time.Hour, reader{o.Plane, &r.kernel.calls} })
+		synctest.Wait()
+		if got := r.kernel.Calls(); !slices.Equal(got, []string{"read ahead"}) {
+			t.Error("before the first objects:", got)
+		}
+		r.send(web(1, "10.244.1.2"))
+		r.converged()
+		r.stop()
+		if got := r.kernel.Calls(); !slices.Equal(got, []string{"read ahead", "sync"}) {
+			t.Error(got)
+		}
+	})
+}
+
+// reader is a plane of which it is noted when it is to read ahead.
+type reader struct {
+	dataplane.Dataplane
+	calls *called
+}
+
+func (p reader) ReadAhead(context.Context) { p.calls.add("read ahead") }
+
 func TestEngine_syncOnceThenApply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)

@@ -71,7 +71,7 @@ func steps(t testing.TB, s *model.State, messages []byte) []byte {
 	k := nfnetlinktest.New(t, messages)
 	p := &Plane{ruleset: nft.Over(k.Socket, (&dataplane.Config{}).Inject), config: dataplane.Config{Mark: dataplane.DefaultMark}}
 	tx := &nft.Transaction{}
-	tables, err := p.plan(s, tx, nil)
+	tables, err := p.plan(s, planned{tx: tx}, nil)
 	if errors.Is(err, nfnetlink.ErrInterrupted) { // an element is listed twice
 		return nil
 	}

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"cmp"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -12,6 +13,33 @@ import (
 	"fairlead.dev/fairlead/internal/nft"
 	"fairlead.dev/fairlead/model"
 )
+
+// ReadAhead implements dataplane.Handover.
+func (p *Plane) ReadAhead(context.Context) {
+	foreign, err := p.ruleset.Foreign()
+	if err != nil {
+		return
+	}
+	tx := &nft.Transaction{}
+	tx.Early = func() { // so many elements need another counter that their steps are not worth their memory
+		tx.Steps, tx.B, foreign = tx.Steps[:0], tx.B[:0], 0
+	}
+	tables, err := p.read(tx)
+	if err == nil && foreign != 0 {
+		p.ahead = planned{foreign, tables, tx}
+	}
+}
+
+// read makes tables that know what the kernel holds.
+func (p *Plane) read(tx *nft.Transaction) ([]*table, error) {
+	tables := p.newTables(tx)
+	for _, t := range tables {
+		if err := p.load(t); err != nil {
+			return nil, err
+		}
+	}
+	return tables, nil
+}
 
 // load reads what the kernel holds in our table. Rows, slots and members are taken over; whether
 // they are still wanted is for the caller to find out. A table whose sets or base chains differ from

@@ -45,12 +45,13 @@ type Plane struct {
 	ruleset  *nft.Ruleset
 	localnet localnet.Sysctl
 	tables   []*table // IPv4, IPv6; nil: the kernel's content is not known
+	ahead    planned  // what ReadAhead has read, for the next Sync; zero: nothing
 	clean    uint32   // Ruleset.Foreign when our tables were as they should be; 0: unknown
 	flows    *flows   // nil: there are no flowtables
 	stale    bool     // the flowtables are not as they should be
 }
 
-// planned is what there is to do, as long as no other program changes the ruleset.
+// planned is what the kernel holds and what there is to do, as long as no other program changes the ruleset.
 type planned struct {
 	foreign uint32
 	tables  []*table
@@ -126,7 +127,7 @@ func (p *Plane) newTables(tx *nft.Transaction) []*table {
 	for _, f := range nft.Families {
 		t := newTable(f, p.config.Mark, tx)
 		t.counts(p.config.Counters)
-		t.localnetIsOn, t.localnetWasOff = p.localnet.On(), p.config.LocalnetWasOff
+		t.localnetWasOff = p.config.LocalnetWasOff
 		tables = append(tables, t)
 	}
 	return tables
@@ -149,14 +150,19 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	takeSessions := p.takeSessions(s)
+	read := planned{tx: &nft.Transaction{}}
+	if p.ahead.foreign == before {
+		read = p.ahead
+	}
+	p.ahead = planned{}
 	var tables []*table
-	tx := &nft.Transaction{}
+	tx := read.tx
 	var partial error
 	if found != nil && found.foreign == before && takeSessions == nil {
 		tables, tx = found.tables, found.tx
 	} else {
 		tx.Early = func() { partial = p.commitMore(tx, partial) }
-		tables, err = p.plan(s, tx, takeSessions)
+		tables, err = p.plan(s, read, takeSessions)
 	}
 	if !dataplane.Known(err) {
 		return err
@@ -187,26 +193,29 @@ func (p *Plane) commitMore(tx *nft.Transaction, before error) error {
 	return errors.Join(before, err)
 }
 
-// plan finds the steps that lead from what the kernel holds to s. With ErrPartial they do so but for the
-// rows that the error names. When all pools are planned, and no frontends, it calls ready, unless that is nil.
-func (p *Plane) plan(s *model.State, tx *nft.Transaction, ready func([]*table) error) ([]*table, error) {
+// plan finds the steps that lead from what the kernel holds to s. It reads that unless that was done. With ErrPartial
+// the steps do so but for the rows that the error names. When all pools are planned, and no frontends, it calls ready,
+// unless that is nil.
+func (p *Plane) plan(s *model.State, read planned, ready func([]*table) error) ([]*table, error) {
 	offloads, err := p.wantsFlowtable()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	tables := p.newTables(tx)
-	var errs []error
-	for i, t := range tables {
-		t.PodInterfaces, t.offloads = s.Pods.Interfaces, offloads
-		if err := p.load(t); err != nil {
+	tables, tx := read.tables, read.tx
+	if tables == nil {
+		if tables, err = p.read(tx); err != nil {
 			return nil, err
 		}
+	}
+	var errs []error
+	for i, t := range tables {
 		if t.Foreign {
 			t = p.newTables(tx)[i]
-			t.PodInterfaces, t.offloads, tables[i] = s.Pods.Interfaces, offloads, t
+			tables[i] = t
 			t.Delete()
 			ready, tx.Early = nil, nil // a new table takes the place of the old one at once
 		}
+		t.PodInterfaces, t.offloads, t.localnetIsOn = s.Pods.Interfaces, offloads, p.localnet.On()
 		errs = append(errs, t.syncPools(s))
 	}
 	if ready != nil {
@@ -291,7 +300,7 @@ func (p *Plane) audit(s *model.State, d dataplane.Depth) (r dataplane.Report, er
 		return r, nil
 	}
 	tx := &nft.Transaction{}
-	tables, err := p.plan(s, tx, nil)
+	tables, err := p.plan(s, planned{tx: tx}, nil)
 	if !dataplane.Known(err) {
 		return r, err
 	}
@@ -310,7 +319,7 @@ func (p *Plane) RulesetChanged() { p.ruleset.Count() }
 
 // Remove implements dataplane.Dataplane.
 func (p *Plane) Remove(context.Context) error {
-	p.tables = nil
+	p.tables, p.ahead = nil, planned{}
 	if err := p.config.Inject("nftables remove"); err != nil {
 		return err
 	}

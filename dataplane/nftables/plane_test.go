@@ -142,6 +142,85 @@ func TestPlane_restartChangesNothing(t *testing.T) {
 	})
 }
 
+// A new process reads ahead of its first State, and reads again what was changed since. Rows are right in any case.
+func TestPlane_readAhead(t *testing.T) {
+	const nothing, removed = "nothing", "the plane itself removes all"
+	for _, change := range []string{
+		nothing, removed,
+		"add table ip other",
+		"delete element ip fairlead frontends { 10.96.0.10 . tcp . 80 }",
+		"add element ip fairlead drop-addresses { 10.96.0.10 }",
+		"flush chain ip fairlead services",
+		"flush map ip6 fairlead frontends",
+		"flush ruleset",
+		"delete table ip fairlead; add table ip fairlead; add map ip fairlead frontends { type ipv4_addr : mark; }",
+	} {
+		t.Run(change, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				p := newPlane(t, dataplane.Config{})
+				check(t, p.Sync(context.Background(), parse(t, example)))
+				check(t, p.Close())
+				reads := 0
+				p = newPlane(t, dataplane.Config{Fault: func(operation string) error {
+					if operation == "nftables list" {
+						reads++
+					}
+					return nil
+				}})
+				defer p.Close()
+				p.ReadAhead(context.Background())
+				switch change {
+				case nothing:
+				case removed:
+					check(t, p.Remove(context.Background()))
+				default:
+					runNFT(t, change)
+				}
+				reads = 0
+				now := parse(t, strings.ReplaceAll(example, "10.244.2.2:8080", "10.244.2.9:8080"))
+				check(t, p.Sync(context.Background(), now))
+				if again := reads > 0; again != (change != nothing) {
+					t.Errorf("Sync reads again what was read ahead: %t", again)
+				}
+				if drifts := audit(t, now); len(drifts) > 0 {
+					t.Errorf("after Sync:\n%s", strings.Join(drifts, "\n"))
+				}
+			})
+		})
+	}
+}
+
+// Where more elements need another counter than are worth remembering, Sync exchanges them as well.
+func TestPlane_readAheadOfOtherCounters(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		s := model.NewState()
+		for i := range 20 {
+			id := model.PoolID{Service: fmt.Sprintf("default/large-%d:http", i)}
+			pool := model.Pool{}
+			for j := range 1000 {
+				a := address(false, 10, byte(200+i), byte(j>>8), byte(j))
+				pool.Backends = append(pool.Backends, model.Backend{Addr: a, Port: 80, Weight: 1})
+			}
+			s.Pools[id] = pool
+			s.Frontends[model.Key{Addr: address(false, 10, 96, 1, byte(i)), Port: 80, Protocol: model.TCP}] =
+				model.Frontend{Service: id.Service, Verdict: model.Forward, Pool: id}
+		}
+		p := newPlane(t, dataplane.Config{})
+		check(t, p.Sync(context.Background(), s))
+		check(t, p.Close())
+		for range 2 { // the second one finds what the first one has made
+			p = newPlane(t, dataplane.Config{Counters: dataplane.PerBackend})
+			p.ReadAhead(context.Background())
+			check(t, p.Sync(context.Background(), s))
+			report, err := p.Audit(context.Background(), s, dataplane.Full)
+			check(t, errors.Join(err, p.Close()))
+			if n := len(report.Drifts); n > 0 {
+				t.Errorf("%d drifts after Sync, the first: %s", n, report.Drifts[0])
+			}
+		}
+	})
+}
+
 // Also classes that no frontend uses at the moment, and that stay for those to come, have the new mark.
 func TestPlane_newMark(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
