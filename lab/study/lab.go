@@ -64,6 +64,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 
 func newLab(o Options, kernel string) *lab {
 	l := &lab{Options: o, kernel: kernel, began: time.Now(), clock: estimate{}, last: rest}
+	l.open = l.newSite
 	for _, e := range o.Experiments {
 		for _, c := range o.cells(e, kernel) {
 			l.add(e, c)
@@ -102,6 +103,7 @@ type lab struct {
 	kernel  string
 	groups  []*group
 	journal *journal
+	open    func(context.Context, Contender, Cluster, *kubernetes.Catalog) *Site // makes a site
 	missing []Missing
 	failed  bool       // a contender has
 	send    func(word) // send gets each row and each contender that is left out; may be nil
@@ -198,7 +200,7 @@ func (l *lab) findMissing(ctx context.Context) error {
 			continue
 		}
 		l.tell("trying "+c.Name, task{})
-		s := l.newSite(ctx, c, Cluster{Services: 1, Endpoints: 1}, catalog)
+		s := l.open(ctx, c, Cluster{Services: 1, Endpoints: 1}, catalog)
 		err := s.failed
 		if err == nil {
 			err = errors.Join(s.lacking(ctx), s.close())
@@ -388,7 +390,7 @@ func (l *lab) makeSites(ctx context.Context, t task, sites map[string]*Site) err
 	for _, c := range needed {
 		l.tell(fmt.Sprintf("starting %s with %d Services", c.Name, t.Cluster.Services), task{})
 		begin := time.Now()
-		s := l.newSite(ctx, c, t.Cluster, catalog)
+		s := l.open(ctx, c, t.Cluster, catalog)
 		sites[c.Name] = s
 		l.clock.took(time.Since(begin), "")
 		if ctx.Err() != nil {

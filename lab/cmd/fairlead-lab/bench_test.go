@@ -10,11 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -312,15 +315,46 @@ func TestBench_interrupted(t *testing.T) {
 	}
 }
 
-// There is a first round however short the time is, and with more time there are more.
+// There is a first round however short the time is, and with more time there are more. Both end with a scoreboard that
+// has a figure of each data plane.
 func TestBench_budget(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.runs(0, "undecided", "connect", "--planes", "nftables", "--sizes", "10", "--budget", "1ms")
-	before := len(b.result().Rows)
-	b.uses(0, "Medians of rounds", []string{"bench", "--continue", b.output, "--budget", "10s"})
-	if after := len(b.result().Rows); before != 3 || after <= before {
+	board := regexp.MustCompile(`(?s)\n  nftables +\d.*\n  userspace +\d.*\nADVICE\n`)
+	run := func(args ...string) int {
+		b.Helper()
+		c := b.command()
+		c.Args = append(c.Args[:1], args...)
+		if out, err := c.Output(); err != nil || !board.Match(out) {
+			b.Errorf("%v: %v, and there is no scoreboard in\n%s%s", args, err, out, &b.said)
+		}
+		return len(b.result().Rows)
+	}
+	before := run("bench", "connect", "--planes", "nftables,userspace", "--sizes", "10", "--quick", "--budget", "1ms",
+		"--test-kernel", "none", "--output", b.output)
+	if after := run("bench", "--continue", b.output, "--budget", "10s"); before != 4 || after <= before {
 		t.Errorf("there were %d rows, and there are %d", before, after)
+	}
+}
+
+// The budget of --quick leaves twenty seconds of its three minutes to the end of all proxies and the reports. A test of
+// lab/study has a run keep to it.
+func TestBench_budgets(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]time.Duration{
+		"--quick": 3*time.Minute - 20*time.Second, "": time.Hour, "--full": 3 * time.Hour, "--quick --budget 5m": 5 * time.Minute,
+		"--quick --rounds 3": 0, "--quick --quick=false --budget 0s --rounds 0": time.Hour, // as --continue has it
+	} {
+		var b benchmark
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		b.addFlagsTo(f)
+		if err := f.Parse(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		o, err := b.options(nil)
+		if err != nil || o.Budget != want || len(o.Experiments) != len(study.Experiments()) {
+			t.Errorf("%q: %v, the budget is %s, and there are %d experiments", args, err, o.Budget, len(o.Experiments))
+		}
 	}
 }
 
