@@ -25,6 +25,8 @@ type Config struct {
 	// iptables. Of the sections iptables, ipvs and nftables, what the mode does not use is zero.
 	KubeProxy kubeproxy.KubeProxyConfiguration
 	Fairlead  FairleadConfiguration
+	// Master is the address of the API server instead of that in the kubeconfig; empty: that. No file has it.
+	Master string
 	// Plane is the data plane that serves the mode, or the word auto.
 	Plane string
 	// Warnings are about what was said and has no meaning here, one line each.

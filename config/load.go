@@ -37,7 +37,7 @@ func kubeProxyTypeMeta() metav1.TypeMeta {
 // those of logging. That is how kube-proxy does it. Flags that have a field in Fairlead's own file go
 // before it.
 func (f *Flags) Load() (*Config, error) {
-	l := loading{flags: f, config: &Config{}}
+	l := loading{flags: f, config: &Config{Master: f.Master}}
 	l.kubeProxy()
 	l.fairlead()
 	if l.fatal != nil {

@@ -47,8 +47,6 @@ import (
 type Options struct {
 	// Load reads the configuration, at the start and whenever a file has changed.
 	Load func() (*config.Config, error)
-	// Master is the address of the API server instead of that in the kubeconfig; empty: that.
-	Master string
 	// Once ends Run when all has been programmed for the first time.
 	Once bool
 	// InForce is called when rules are in force for the first time; nil: nothing is.
@@ -240,7 +238,7 @@ func (d *Daemon) close() error {
 
 // openFeed begins to watch the objects.
 func (d *Daemon) openFeed(c *config.Config) error {
-	settings, err := feedIn(c, d.options.Master)
+	settings, err := feedIn(c)
 	if err != nil {
 		return err
 	}

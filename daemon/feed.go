@@ -18,7 +18,7 @@ import (
 	"fairlead.dev/fairlead/source/kube"
 )
 
-func feedIn(c *config.Config, master string) (feedSettings, error) {
+func feedIn(c *config.Config) (feedSettings, error) {
 	name, err := nodeName(c)
 	if err != nil {
 		return feedSettings{}, err
@@ -31,7 +31,7 @@ func feedIn(c *config.Config, master string) (feedSettings, error) {
 	s.readinessGate = c.Fairlead.ReadinessGate
 	s.client = kube.ClientOptions{
 		Kubeconfig:         k.Kubeconfig,
-		Master:             master,
+		Master:             c.Master,
 		ContentType:        k.ContentType,
 		AcceptContentTypes: k.AcceptContentTypes,
 		QPS:                k.QPS,

@@ -39,7 +39,7 @@ func OpenRows(c *config.Config, l *Logs) (*Rows, error) {
 	if err != nil {
 		return nil, ConfigError{err}
 	}
-	settings, err := feedIn(c, "")
+	settings, err := feedIn(c)
 	if err != nil {
 		return nil, ConfigError{err}
 	}

@@ -166,7 +166,7 @@ func (d *Daemon) prepare(c *config.Config) (n prepared, err error) {
 	if n.settings, err = d.engineSettings(c); err != nil {
 		return n, err
 	}
-	wanted, err := feedIn(c, d.options.Master)
+	wanted, err := feedIn(c)
 	if err != nil {
 		return n, err
 	}

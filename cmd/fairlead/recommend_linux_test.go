@@ -8,11 +8,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"fairlead.dev/fairlead/daemon"
 	"fairlead.dev/fairlead/internal/cli"
@@ -20,6 +24,7 @@ import (
 	"fairlead.dev/fairlead/lab/eventually"
 	"fairlead.dev/fairlead/lab/lack"
 	"fairlead.dev/fairlead/lab/testbed"
+	"fairlead.dev/fairlead/lab/testbed/kubernetes"
 )
 
 func TestRecommend(t *testing.T) {
@@ -64,6 +69,59 @@ func TestRecommend(t *testing.T) {
 	if err := p.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// The rows are those of a cluster's API server, which is read with the rights of a node's kube-proxy. The advice says
+// what to use, what comes next, and what would change that. A server that does not show its objects is not asked for
+// ever.
+func TestRecommend_cluster(t *testing.T) {
+	w := newRealCluster(t)
+	w.kubectl("", "create", "clusterrole", "half", "--verb=get,list,watch", "--resource=services")
+	w.kubectl("", "create", "clusterrolebinding", "half", "--clusterrole=half", "--user=half")
+	var group sync.WaitGroup
+	for _, c := range []struct{ user, master, says string }{
+		{"half", "", "endpointslices.discovery.k8s.io is forbidden"},
+		{"system:kube-proxy", "https://192.0.2.254:1", "192.0.2.254:1: connect: connection refused"},
+	} {
+		group.Go(func() {
+			out := w.recommends(c.user, "--master", c.master)
+			if !strings.Contains(out, c.says) || !strings.HasSuffix(out, "EndpointSlices and Nodes within 30s\nexit status 1") {
+				t.Errorf("%s, %s: want %q, got %s", c.user, c.master, c.says, out)
+			}
+		})
+	}
+	out := w.recommends("system:kube-proxy", "--duration", "20s")
+	group.Wait()
+	advice, _, _ := strings.Cut(out, "\n")
+	m := regexp.MustCompile(`^Use (\w+) for 2 Services.*\. (?:Measured here with|As published,) .* times.*\. ` +
+		`Next comes (\w+).*: [\d.]+ times, .*\. It would be .+\.$`).FindStringSubmatch(advice)
+	if m == nil || m[1] == m[2] || !slices.Contains(daemon.Planes(), m[1]) || !slices.Contains(daemon.Planes(), m[2]) {
+		t.Errorf("%q in\n%s", m, out)
+	}
+	events, err := w.plane.Client().EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+	if err != nil || slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool { return e.ReportingController == "fairlead" }) {
+		t.Errorf("it has written to the API server: %v %v", err, events)
+	}
+}
+
+// recommends runs the command on the node with a user's kubeconfig. It returns the output, and what is said of a
+// failure.
+func (w *realCluster) recommends(user string, more ...string) string {
+	self, err := os.Executable()
+	config, failed := w.relay.Kubeconfig(w.TempDir(), kubernetes.User{Name: user})
+	if err := errors.Join(err, failed); err != nil {
+		return err.Error()
+	}
+	c := w.bed.Command(w.Context(), testbed.Node, self, append([]string{"recommend", "--kubeconfig", config,
+		"--hostname-override", string(testbed.Node), "--cluster-cidr", "10.244.0.0/16"}, more...)...)
+	c.Env = append(os.Environ(), asFairlead+"=1")
+	var said bytes.Buffer
+	c.Stderr = &said
+	out, err := c.Output()
+	if err != nil {
+		return fmt.Sprintf("%s%s%v", out, &said, err)
+	}
+	return string(out)
 }
 
 // Without root there is advice, too.

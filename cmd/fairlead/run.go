@@ -90,11 +90,10 @@ func run(ctx context.Context, flags *config.Flags) error {
 		return cli.Failed(err)
 	}
 	o := daemon.Options{
-		Load:   flags.Load,
-		Master: flags.Master,
-		Once:   flags.Once,
-		Flags:  func() map[string]string { return values(flags) },
-		Logs:   daemon.NewLogs(out),
+		Load:  flags.Load,
+		Once:  flags.Once,
+		Flags: func() map[string]string { return values(flags) },
+		Logs:  daemon.NewLogs(out),
 	}
 	switch {
 	case flags.WriteConfigTo != "":

@@ -16,6 +16,7 @@ import (
 	"math"
 	"net/http"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -71,7 +72,13 @@ func (i *Inspection) AddOfflineTo(c *cobra.Command) {
 	}
 }
 
-// Offline compiles the manifests. Problems other than warnings are printed, one a line.
+// patience is how long an API server may take to show what there is.
+const patience = 30 * time.Second
+
+var errNotShown = fmt.Errorf("the API server has not shown all Services, EndpointSlices and Nodes within %s", patience)
+
+// Offline compiles the manifests, or what an API server shows. It prints problems other than warnings, one a line, and
+// why the API server does not answer.
 func (i *Inspection) Offline(ctx context.Context) (*service.Table, error) {
 	if i.table != nil {
 		return i.table, nil
@@ -80,7 +87,17 @@ func (i *Inspection) Offline(ctx context.Context) (*service.Table, error) {
 	if err != nil {
 		return nil, cli.Misused(err)
 	}
-	table, problems, err := daemon.Compile(ctx, c, daemon.NewLogs(io.Discard))
+	logs := io.Discard
+	if !i.IsOffline() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, patience, errNotShown)
+		defer cancel()
+		logs = os.Stderr
+	}
+	table, problems, err := daemon.Compile(ctx, c, daemon.NewLogs(logs))
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
 	for _, p := range problems {
 		if p.Cause != service.Warning { // which is about objects that no question is about
 			fmt.Fprintf(os.Stderr, "%s: %s\n", p.Word(), p.Error())

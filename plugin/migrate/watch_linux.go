@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"os"
@@ -85,7 +84,7 @@ func watch(ctx context.Context, c *config.Config, mode string, during time.Durat
 	if mode == "ipvs" && err == nil && strings.TrimSpace(string(text)) == "0" {
 		return nil, errors.New("connection tracking does not see what IPVS does: set net.ipv4.vs.conntrack to 1")
 	}
-	rows, err := daemon.OpenRows(c, daemon.NewLogs(io.Discard))
+	rows, err := daemon.OpenRows(c, daemon.NewLogs(os.Stderr)) // an API server may not answer
 	if err != nil {
 		return nil, err
 	}

@@ -66,7 +66,11 @@ func (r *recommendation) run(ctx context.Context) error {
 	if err != nil {
 		return cli.Misused(err)
 	}
+	interrupted := cli.Exit(cli.ExitInterrupted, errors.New("interrupted"))
 	rows, err := r.rows(ctx)
+	if ctx.Err() != nil {
+		return interrupted
+	}
 	if err != nil {
 		return err
 	}
@@ -81,7 +85,7 @@ func (r *recommendation) run(ctx context.Context) error {
 	defer m.Wait() // the answer need not wait for what is being removed
 	line.clear()
 	if ctx.Err() != nil {
-		return cli.Exit(cli.ExitInterrupted, errors.New("interrupted"))
+		return interrupted
 	}
 	found := advise.Case{
 		Rows: advise.Count(rows), Traffic: advise.Traffic(r.connections), Findings: append(m.Findings, r.others()...),
