@@ -440,14 +440,19 @@ func (m *migrating) there(from, to string) {
 // ends is an error if a connection failed.
 func (m *migrating) ends() {
 	m.Helper()
-	for _, c := range m.open {
-		_ = c.Close()
-	}
+	m.closeAll()
 	r := m.load.Stop()
 	m.Logf("%s", r)
 	if len(r.Faults) > 0 || r.Total().Answered < 100 {
 		m.Errorf("clients had faults: %s", r)
 	}
+}
+
+func (m *migrating) closeAll() {
+	for _, c := range m.open {
+		_ = c.Close()
+	}
+	m.open = nil
 }
 
 // shadow compares rows with connections, and then has a rule by hand send some elsewhere.
@@ -518,7 +523,7 @@ func goBack(t *testing.T, all []failing) {
 					t.Errorf("no %q in\n%s", text, out)
 				}
 			}
-			m.open = nil
+			m.closeAll()
 			m.load = m.watch(20*time.Millisecond, m.clients())
 			for range 3 {
 				m.goesOn("under kube-proxy again")

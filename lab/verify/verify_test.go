@@ -292,7 +292,7 @@ func TestKilled(t *testing.T) {
 	t.Parallel()
 	lack.Need(t, lack.UserNamespaces)
 	c := with(t, "#!/bin/sh\nsleep 1000 &\nexec '"+filepath.Join(filepath.Dir(lab), programs.Cases)+"' \"$@\"\n")
-	c.Env = append(c.Env, "TMPDIR="+t.TempDir()) // which nobody empties
+	c.Env = append(c.Env, "TMPDIR="+t.TempDir()) // in which files stay
 	mark := start(t, c, programs.Cases)
 	eventually.True(t, "cases have a namespace", func() bool { return namespaces(t, mark) > 1 })
 	if err := c.Process.Kill(); err != nil {

@@ -105,13 +105,14 @@ func (m *migration) run(ctx context.Context) (err error) {
 }
 
 // rowsConfig is the configuration by which rows are computed: that of the other proxy, for the objects that are read.
+// It is the caller's to change.
 func (m *migration) rowsConfig() (*config.Config, error) {
-	c := m.seen.config
-	if c == nil || m.IsOffline() {
+	if m.seen.config == nil || m.IsOffline() {
 		return m.Flags.Load()
 	}
+	c := *m.seen.config
 	if own := m.Flags.Lookup("kubeconfig"); own.Changed {
 		c.KubeProxy.ClientConnection.Kubeconfig = own.Value.String()
 	}
-	return c, nil
+	return &c, nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -99,6 +100,25 @@ func TestReport_each(t *testing.T) {
 		if !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Subject == d.Subject && f.Text == d.Text }) {
 			t.Errorf("from %s to %s: no %s: %s in\n%s", r.Mode, r.To, d.Subject, d.Text, r)
 		}
+	}
+}
+
+// TestRowsConfig: the rows of a migration change no setting of the proxy that it has seen.
+func TestRowsConfig(t *testing.T) {
+	m := migration{seen: everything(t, "iptables", "nftables")}
+	m.AddOfflineTo(&cobra.Command{})
+	if err := m.Flags.Lookup("kubeconfig").Value.Set("/other"); err != nil {
+		t.Fatal(err)
+	}
+	m.Flags.Lookup("kubeconfig").Changed = true
+	c, err := m.rowsConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.KubeProxy.NodePortAddresses = []string{"primary"}
+	seen := &m.seen.config.KubeProxy
+	if c.KubeProxy.ClientConnection.Kubeconfig != "/other" || seen.ClientConnection.Kubeconfig != "" || seen.NodePortAddresses != nil {
+		t.Errorf("rows are by %+v, and it was seen: %+v", c.KubeProxy, seen)
 	}
 }
 
