@@ -14,8 +14,9 @@ type Experiment struct {
 	Description
 	// Cells are what it compares, in the order of the report.
 	Cells func(Depth) []Cell
-	// ForIPVS are those that are repeated in the test kernel; nil: those of a standard run. Claims about IPVS are mostly
-	// about how it finds a Service, how it changes one, and how it chooses.
+	// ForIPVS are those that are repeated in the test kernel; nil: those of a standard run, and a standard run of all
+	// experiments repeats none. Claims about IPVS are mostly about how it finds a Service, how it changes one, and how it
+	// chooses.
 	ForIPVS func(Depth) []Cell
 }
 

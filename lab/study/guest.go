@@ -59,6 +59,9 @@ func (l *lab) guestOptions(until time.Time) Options {
 		Experiments: l.Experiments, Depth: l.Depth, Sizes: l.Sizes, Own: l.Own, Most: 4000, Rounds: l.Rounds,
 		Judge: l.Judge, Budget: time.Until(until), Program: l.Program,
 	}
+	if l.Depth == Standard && len(o.Experiments) == len(Experiments()) {
+		o.Experiments = slices.DeleteFunc(slices.Clone(o.Experiments), func(e Experiment) bool { return e.ForIPVS == nil })
+	}
 	if l.Own != nil {
 		o.Most = max(o.Most, min(len(l.Own.services), 10_000))
 	}

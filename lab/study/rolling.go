@@ -20,7 +20,8 @@ func rollingExperiment() Experiment {
 				"KEP-1669 on pods that end",
 			Figures: clientFigures(),
 		},
-		Cells: rollingCells,
+		Cells:   rollingCells,
+		ForIPVS: func(Depth) []Cell { return rollingCells(Standard) },
 	}
 }
 
