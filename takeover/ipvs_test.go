@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -330,5 +331,52 @@ func TestIPVSNow(t *testing.T) {
 	cancel()
 	if err := to.Drain(ctx, nil); err != nil && !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// TestForeign: rules of others are found that match what mode ipvs has; not kube-proxy's own, nor those that match alike.
+func TestForeign(t *testing.T) {
+	t.Parallel()
+	if needIPVS(t) {
+		return
+	}
+	for backend, tool := range map[string]string{"legacy": "iptables-legacy", "nft": "nftables"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, backend)
+			for _, set := range []string{"KUBE-CLUSTER-IP hash:ip,port", "KUBE-6-CLUSTER-IP hash:ip,port family inet6", "KUBE-SITE hash:ip"} {
+				w.run("", append([]string{"ipset", "create"}, strings.Fields(set)...)...)
+			}
+			w.run(`*filter
+:SITE - [0:0]
+:KUBE-IPVS-FILTER - [0:0]
+-A INPUT -i kube-ipvs0 -j DROP
+-A INPUT -i kube-ipvs0 -j DROP
+-A OUTPUT -o kube-ipvs0 -m comment --comment site -j ACCEPT
+-A FORWARD -m comment --comment site -m ipvs --ipvs -j ACCEPT
+-A SITE -i eth0 -m comment --comment kube-ipvs0 -j RETURN
+-A SITE -s 198.18.0.7 -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
+-A SITE -m set --match-set KUBE-SITE src -j RETURN
+-A KUBE-IPVS-FILTER -m ipvs --ipvs -j RETURN
+COMMIT
+`, "iptables-restore")
+			w.run("*mangle\n-A PREROUTING -m set --match-set KUBE-6-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n", "ip6tables-restore")
+			w.run("table inet site { chain in { iifname kube-ipvs0 drop; iifname eth0 drop; }; }", "nft", "-f", "-")
+			found, err := w.takeover(0).Foreign(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			slices.Sort(found)
+			want := strings.Split(strings.ReplaceAll(`TOOL ip filter FORWARD: -m ipvs
+TOOL ip filter INPUT: kube-ipvs0
+TOOL ip filter OUTPUT: kube-ipvs0
+TOOL ip filter SITE: KUBE-CLUSTER-IP
+TOOL ip6 mangle PREROUTING: KUBE-6-CLUSTER-IP
+nftables inet site in: kube-ipvs0`, "TOOL", tool), "\n")
+			slices.Sort(want)
+			if !slices.Equal(found, want) {
+				t.Errorf("it finds\n%s\nand not\n%s", strings.Join(found, "\n"), strings.Join(want, "\n"))
+			}
+		})
 	}
 }

@@ -89,6 +89,8 @@ func TestMigrate_dump(t *testing.T) {
 		}, "kube-ipvs0"},
 		{"", 1, []string{"kube-proxy ipvs to Fairlead iptables: ", "1 blocking"}, "kernel: older"},
 		{"--to ipvs -o json", 1, []string{`"mode": "ipvs"`, `"to": "ipvs"`, `"severity": "blocks"`, `"Service shop/cart"`}, "strictARP"},
+		{"--to ebpf", 1, []string{"note     source ports: masqueraded clients have those outside"}, "rules of others"},
+		{"--to nftables -o json", 1, []string{`"to": "nftables"`}, "source ports"},
 		{"--to windows", 2, []string{`"windows" is none of`}, "Service"},
 		{"--watch 1s --apply", 2, []string{"none of the others can be"}, "Service"},
 	} {
@@ -165,6 +167,26 @@ func TestMigrate_finds(t *testing.T) {
 				look("--manifests", file)
 			}
 		})
+	}
+}
+
+// TestMigrate_firewall has rules of others that match what mode ipvs has.
+func TestMigrate_firewall(t *testing.T) {
+	w := newWorldOf(t, testbed.Spec{})
+	const rules = "ip link add kube-ipvs0 type bridge; iptables -A INPUT -i kube-ipvs0 -j DROP; iptables -A INPUT -i eth0; " +
+		"nft 'table inet site { chain in { iifname kube-ipvs0 drop; }; chain out { oifname eth0 drop; }; }'"
+	if out, err := w.bed.Command(t.Context(), testbed.Node, "sh", "-ec", rules).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	_, out := w.execute("migrate", "--control-socket", w.socket, "-o", "json", "--kubeconfig", serveMaps(t, w.bed, nil))
+	var r migrate.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	i := slices.IndexFunc(r.Findings, func(f migrate.Finding) bool { return f.Subject == "rules of others" })
+	if i < 0 || len(r.Findings[i].Objects) != 2 || !strings.HasSuffix(r.Findings[i].Objects[0], " ip filter INPUT: kube-ipvs0") ||
+		r.Findings[i].Objects[1] != "nftables inet site in: kube-ipvs0" {
+		t.Errorf("it finds %s", out)
 	}
 }
 
@@ -413,6 +435,9 @@ func (m *migrating) there(from, to string) {
 	var r migrate.Report
 	if err := json.Unmarshal([]byte(m.migrate(0, "--to", to, "-o", "json")), &r); err != nil {
 		m.Fatal(err)
+	}
+	if from == "ipvs" && slices.ContainsFunc(r.Findings, func(f migrate.Finding) bool { return f.Subject == "rules of others" }) {
+		m.Errorf("kube-proxy's own rules are those of others: %+v", r.Findings)
 	}
 	if r.Proxy != "kube-proxy" || r.Mode != from || r.To != to || r.Services != 2 || len(r.Unread) > 0 || len(r.Findings) == 0 {
 		m.Errorf("the report is %+v", r)

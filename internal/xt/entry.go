@@ -81,6 +81,19 @@ func (l Layout) Verdict(entry []byte) (verdict int, ok bool) {
 	return int(int32(binary.NativeEndian.Uint32(data))), true
 }
 
+// Looks calls f with what an entry compares packets with: addresses and interfaces, which have no name, then matches.
+func (l Layout) Looks(entry []byte, f func(match string, data []byte)) {
+	f("", entry[:l.condition])
+	for m := entry[l.size:l.target(entry)]; len(m) >= extensionHeader; {
+		size := int(binary.NativeEndian.Uint16(m))
+		if size < extensionHeader || size > len(m) {
+			return
+		}
+		f(unix.ByteSliceToString(m[nameOffset:][:nameLength]), m[extensionHeader:size])
+		m = m[size:]
+	}
+}
+
 // Unconditional reports whether an entry is for all packets.
 func (l Layout) Unconditional(entry []byte) bool {
 	for _, b := range entry[:l.condition] {

@@ -67,6 +67,7 @@ func (s *seen) objects() objects {
 	for _, name := range []string{istioConfig, nodeCacheConfig} {
 		o.add("sidecars, node caches", s.maps[name] != nil, "ConfigMap "+name)
 	}
+	o.add("rules of others", true, s.foreign...)
 	if s.config != nil {
 		o.add("other settings", true, s.config.Warnings...)
 		o.addSettings(s.config)
@@ -134,6 +135,7 @@ func (s *seen) addService(to objects, o *corev1.Service) {
 	to.add("healthCheckNodePort", o.Spec.HealthCheckNodePort != 0, name)
 	for _, p := range o.Spec.Ports {
 		to.add("ports of "+string(p.Protocol), true, name)
+		to.add("source ports", p.NodePort != 0 && o.Spec.ExternalTrafficPolicy != "Local", name)
 		to.add("nodePortAddresses", p.NodePort != 0 && s.usualNodePorts(), name)
 	}
 	for annotation, value := range o.Annotations {

@@ -55,6 +55,11 @@ func (s *seen) lookAtNode(ctx context.Context, i *ask.Inspection) error {
 	if mode := s.modeFound(); mode != "" && (s.config == nil || mode != string(s.config.KubeProxy.Mode)) {
 		s.Proxy, s.Mode, s.By = "kube-proxy", mode, append(s.By, "its rules in the kernel")
 	}
+	if s.modeFound() == "ipvs" {
+		if s.foreign, err = ofKernel(func(t *takeover.Takeover) ([]string, error) { return t.Foreign(ctx) }); err != nil {
+			return err
+		}
+	}
 	s.lookAtLinks()
 	table, err := os.ReadFile("/proc/thread-self/net/ip_vs")
 	if errors.Is(err, os.ErrNotExist) { // IPVS is not loaded
@@ -85,11 +90,15 @@ func (s *seen) lookAtLinks() {
 
 // leftovers are kube-proxy's objects in the kernel.
 func leftovers(ctx context.Context) ([]takeover.Leftover, error) {
+	return ofKernel(func(t *takeover.Takeover) ([]takeover.Leftover, error) { return t.Find(ctx) })
+}
+
+func ofKernel[T any](ask func(*takeover.Takeover) ([]T, error)) ([]T, error) {
 	t, err := takeover.New(takeover.Config{KeepForward: true})
 	if err != nil {
 		return nil, err
 	}
-	found, err := t.Find(ctx)
+	found, err := ask(t)
 	return found, errors.Join(err, t.Close())
 }
 

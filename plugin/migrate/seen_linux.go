@@ -46,6 +46,7 @@ type seen struct {
 	nodes      []corev1.Node
 	maps       map[string]*corev1.ConfigMap // by namespace/name
 	leftovers  []takeover.Leftover
+	foreign    []string       // rules of others that match what kube-proxy's mode ipvs has
 	schedulers map[string]int // of virtual servers in the kernel
 }
 

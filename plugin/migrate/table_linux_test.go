@@ -66,7 +66,7 @@ func everything(t *testing.T, from, to string) *seen {
 	c.Warnings = []string{"nonsense: ignored"}
 	s := &seen{
 		Report: Report{Mode: from, To: to, Kernel: "5.9.1"}, config: c, invalid: []string{"mode: wrong"},
-		schedulers: map[string]int{"lc": 1, "mh": 1, "rr": 1},
+		schedulers: map[string]int{"lc": 1, "mh": 1, "rr": 1}, foreign: []string{"iptables-legacy ip filter INPUT: kube-ipvs0"},
 		maps: map[string]*corev1.ConfigMap{
 			ciliumConfig: {Data: map[string]string{"kube-proxy-replacement": "true"}}, istioConfig: {},
 		},
