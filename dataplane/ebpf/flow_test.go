@@ -3,11 +3,14 @@ package ebpf
 import (
 	"fmt"
 	"math/bits"
+	"net/netip"
 	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"fairlead.dev/fairlead/model"
 )
 
 // A resolver asks for both families from one port, and two processors see that first. Both datagrams reach the backend
@@ -71,6 +74,187 @@ func (r packetRun) returns(line string) {
 	answer := packet{protocol: in.protocol, src: sent.dst, dst: sent.src}
 	if got, want := r.through("pod", answer), fmt.Sprintf("udp %s > %s", in.dst, in.src); got != want {
 		r.Errorf("%s -> %s; want %s", answer, got, want)
+	}
+}
+
+const (
+	roomRows = `
+backend default/web:http cluster 10.244.2.13:8080
+backend default/web:http cluster6 [fd00::a:b]:8080
+backend default/web:dns cluster 10.244.2.13:5353
+backend default/web:dns cluster6 [fd00::a:b]:5353
+backend default/web:s cluster 10.244.2.13:38412
+frontend 203.0.113.1:80/tcp any forward default/web:http cluster snat never
+frontend 203.0.113.2:80/tcp any forward default/web:http cluster snat never
+frontend [fd00::cb00:7101]:80/tcp any forward default/web:http cluster6 snat never
+frontend 203.0.113.1:53/udp any forward default/web:dns cluster snat never
+frontend 192.0.2.1:30080/tcp any forward default/web:http cluster snat always
+frontend [fd00::c000:201]:30080/tcp any forward default/web:http cluster6 snat always
+frontend 192.0.2.1:30053/udp any forward default/web:dns cluster snat always
+frontend [fd00::c000:201]:30053/udp any forward default/web:dns cluster6 snat always
+frontend 192.0.2.1:30412/sctp any forward default/web:s cluster snat always
+frontend 192.0.2.1:30081/tcp any forward default/web:http cluster snat offcluster
+frontend [fd00::c000:201]:30081/tcp any forward default/web:http cluster6 snat offcluster
+frontend 192.0.2.1:30054/udp any forward default/web:dns cluster snat offcluster
+pods 10.244.0.0/16
+`
+	roomAtAll = 64 // translations
+)
+
+// newRoomRun has two ports that stand for clients.
+func newRoomRun(t *testing.T) packetRun {
+	t.Helper()
+	return newPacketRunWith(t, roomRows, packetOptions{Translations: roomAtAll, DirectMTU: 1500, Ports: portRange{5000, 2}})
+}
+
+// empty has no translation in the table.
+func (r packetRun) empty() {
+	r.Helper()
+	for key := range r.translations() {
+		if err := r.programs.Maps[packetsMapTranslations].Delete(key); err != nil {
+			r.Fatal(err)
+		}
+	}
+}
+
+// leave has room for some more translations only, as others have the rest.
+func (r packetRun) leave(room int) {
+	r.Helper()
+	for i := range roomAtAll - room - len(r.translations()) {
+		other := at(packetsHookEGRESS, unix.IPPROTO_TCP, packetsEndpoint{Port: uint16(i)}, packetsEndpoint{})
+		if err := r.programs.Maps[packetsMapTranslations].Put(other, packetsTranslation{State: packetsStateBACK}); err != nil {
+			r.Fatal(err)
+		}
+	}
+}
+
+// takePorts has others have all ports that stand for clients of a backend.
+func (r packetRun) takePorts(backend string) {
+	r.Helper()
+	for _, own := range []string{"192.0.2.1:5000", "192.0.2.1:5001"} {
+		key := at(packetsHookINGRESS, unix.IPPROTO_TCP, endpointAt(backend), endpointAt(own))
+		if err := r.programs.Maps[packetsMapTaken].Put(key, uint8(0)); err != nil {
+			r.Fatal(err)
+		}
+	}
+}
+
+// loseAddress has no address of IPv4 stand for clients.
+func (r packetRun) loseAddress() {
+	r.Helper()
+	if err := r.programs.Maps[packetsMapNodeAddrs].Delete(addrKey(0, anywhere(true))); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// begins has a client begin a flow, and then its backend send to the client's port. It reports whether that seems to be
+// an answer of the service.
+func (r packetRun) begins(in packet) (becomes string, answered bool) {
+	r.Helper()
+	service, backend := in.dst, netip.MustParseAddr("10.244.2.13")
+	if told := in.service(); told.IsValid() {
+		service = told
+	}
+	if in.v6() {
+		backend = netip.MustParseAddr("fd00::a:b")
+	}
+	port := map[model.Protocol]uint16{model.TCP: 8080, model.UDP: 5353, model.SCTP: 38412}[in.protocol]
+	becomes = r.through("lan", in)
+	out := packet{protocol: in.protocol, src: netip.AddrPortFrom(backend, port), dst: in.src}
+	got := r.through("out", out)
+	out.src = service
+	if got != "the same" && got != out.String() {
+		r.Errorf("after %s the backend's packet becomes %s", in, got)
+	}
+	return becomes, got == out.String()
+}
+
+// A flow that the table has no room for leaves nothing there. Its backend's packets to that port are then for others, such
+// as a client that knows the backend by its own address.
+func TestFlow_noRoom(t *testing.T) {
+	r := newRoomRun(t)
+	for text, needs := range map[string]int{ // translations
+		"tcp 192.0.2.9:5000 > 203.0.113.1:80 S":                              2,
+		"tcp [fd00::9]:5000 > [fd00::cb00:7101]:80 S":                        2,
+		"udp 192.0.2.9:5000 > 203.0.113.1:53":                                2,
+		"tcp 192.0.2.9:5000 > 192.0.2.1:30080 S":                             4,
+		"tcp [fd00::9]:5000 > [fd00::c000:201]:30080 S":                      4,
+		"udp 192.0.2.9:5000 > 192.0.2.1:30053":                               4,
+		"udp [fd00::9]:5000 > [fd00::c000:201]:30053":                        4,
+		"sctp 192.0.2.9:5000 > 192.0.2.1:30412 init":                         4,
+		"tcp 192.0.2.9:5000 > 192.0.2.1:30081 S":                             3,
+		"tcp [fd00::9]:5000 > [fd00::c000:201]:30081 S":                      3,
+		"udp 192.0.2.9:5000 > 192.0.2.1:30054":                               3,
+		"tcp 192.0.2.8:5000 > 10.244.2.13:8080 S for=192.0.2.2:30080":        3,
+		"tcp [fd00::8]:5000 > [fd00::a:b]:8080 S for=[fd00::c000:202]:30080": 3,
+		"udp 192.0.2.8:5000 > 10.244.2.13:5353 for=192.0.2.2:30053":          3,
+	} {
+		in, err := parsePacket(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for room := range needs + 1 {
+			r.empty()
+			r.leave(room)
+			becomes, answered := r.begins(in)
+			left := roomAtAll - len(r.translations())
+			fits, drops := room == needs, becomes == "dropped"
+			if fits && (left != 0 || !answered || drops) {
+				t.Errorf("%s becomes %s, and has %d of %d translations; it is answered: %t", in, becomes, room-left, needs, answered)
+			}
+			if !fits && (left != room || answered || drops == in.service().IsValid()) { // what is told goes on as it came
+				t.Errorf("%s becomes %s, and leaves %d translations, where there is room for %d; it is answered: %t",
+					in, becomes, room-left, room, answered)
+			}
+		}
+	}
+}
+
+// A flow leaves nothing, either, if no port of the node is free, or if the node has no address. One that another node has
+// told of leaves nothing if it would need another port. The client's flow for another Service stays.
+func TestFlow_notLaid(t *testing.T) {
+	r := newRoomRun(t)
+	nothing := func() {}
+	for _, c := range []struct {
+		name, before string
+		change       func()
+		packet       string
+	}{
+		{
+			"no room beside another Service", "tcp 192.0.2.6:5000 > 203.0.113.1:80 S", func() { r.leave(0) },
+			"tcp 192.0.2.6:5000 > 203.0.113.2:80 S",
+		},
+		{
+			"room for one beside another Service", "tcp 192.0.2.7:5000 > 203.0.113.1:80 S", func() { r.leave(1) },
+			"tcp 192.0.2.7:5000 > 203.0.113.2:80 S",
+		},
+		{
+			"told of another Service", "tcp 192.0.2.8:5000 > 10.244.2.13:8080 S for=192.0.2.2:30080", nothing,
+			"tcp 192.0.2.8:5000 > 10.244.2.13:8080 S for=203.0.113.1:80",
+		},
+		{
+			"no port", "tcp 192.0.2.8:5000 > 203.0.113.1:80 S", func() { r.takePorts("10.244.2.13:8080") },
+			"tcp 192.0.2.9:5000 > 192.0.2.1:30080 S",
+		},
+		{
+			"no address", "tcp 192.0.2.5:5000 > 203.0.113.1:80 S", r.loseAddress,
+			"tcp 192.0.2.9:5000 > 192.0.2.1:30080 S",
+		},
+	} {
+		r.empty()
+		r.sent("lan " + c.before)
+		c.change()
+		before := r.flows()
+		in, err := parsePacket(c.packet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.through("lan", in); (got == "dropped") == in.service().IsValid() {
+			t.Errorf("%s: %s becomes %s", c.name, in, got)
+		}
+		if after := r.flows(); after != before || !strings.Contains(before, ":5000") {
+			t.Errorf("%s: %s leaves\n%s\nbefore it there were\n%s", c.name, in, after, before)
+		}
 	}
 }
 

@@ -517,13 +517,13 @@ static __always_inline bool over(const struct packet *p, const struct translatio
 	return p->is & BEGINS && p->tuple.protocol != IPPROTO_UDP && is_closed(flow->state);
 }
 
-// drop_back removes a way back that leads to a client, and not one that belongs to somebody else by now.
-static __always_inline bool drop_back(const struct tuple *key, const struct endpoint *client,
+// drop_back removes a way back that leads from where it says to a client, and not one that belongs to somebody else.
+static __always_inline bool drop_back(const struct tuple *key, const struct endpoint *src, const struct endpoint *client,
 				      const struct translation *flow)
 {
 	struct translation *t = bpf_map_lookup_elem(&translations, key);
 
-	if (!t || !same(&t->dst, client))
+	if (!t || !same(&t->src, src) || !same(&t->dst, client))
 		return false;
 	__u32 owner = owner_of(t->pool), places = key->hook == EGRESS ? t->held & PLACES : 0;
 
@@ -542,7 +542,7 @@ static __always_inline void unlay(const struct tuple *from, const struct transla
 	struct tuple key;
 
 	reverse(&key, &flow->src, &flow->dst, from->protocol, EGRESS);
-	bool own = drop_back(&key, &from->src, flow);
+	bool own = drop_back(&key, &from->dst, &from->src, flow);
 
 	if (flow->state & (DIRECT | TOLD) && own) {
 		reverse(&key, &flow->dst, &flow->src, from->protocol, flow->state & TOLD ? INGRESS : EGRESS);
@@ -554,7 +554,7 @@ static __always_inline void unlay(const struct tuple *from, const struct transla
 
 		if (forth) {
 			reverse(&key, &forth->src, &flow->dst, from->protocol, INGRESS);
-			drop_back(&key, &flow->src, flow);
+			drop_back(&key, &flow->dst, &flow->src, flow);
 			reverse(&key, &flow->dst, &flow->src, from->protocol, EGRESS);
 			bpf_map_delete_elem(&translations, &key);
 		}
@@ -645,21 +645,21 @@ static __noinline int claim(struct tuple *key, const struct translation *becomes
 }
 
 // lay_forth hides the client on the way to its backend, t says as whom. Another packet of the flow may do so at the same
-// moment: then the way that is there first counts, and the way back that this one has made for itself goes.
+// moment: then the way that is there first counts, and the way back that this one has made for itself goes. It goes, too,
+// if the table takes no more: nobody would find it without the way there.
 static __always_inline bool lay_forth(struct tuple *key, struct translation *flow, struct translation *t, __u64 flags)
 {
 	if (!insert(key, t, flags))
 		return true;
 	struct translation *first = bpf_map_lookup_elem(&translations, key);
 
-	if (!first)
-		return false;
-	flow->port = first->src.port;
-	if (!same(&first->src, &t->src)) {
+	if (first)
+		flow->port = first->src.port;
+	if (!first || !same(&first->src, &t->src)) {
 		reverse(key, &t->src, &flow->dst, key->protocol, INGRESS);
 		bpf_map_delete_elem(&translations, key);
 	}
-	return true;
+	return !!first;
 }
 
 // lay makes the three translations of a flow that follow from it. flow->port asks for a port if it is not 0, and gets
@@ -757,8 +757,8 @@ static __noinline int queue(const struct tuple *from, __u32 owner, struct transl
 	return 0;
 }
 
-// give_way has a flow become what another processor has made of it first. It is false if nobody has: the table took no
-// more.
+// give_way has a flow become what another processor has made of it first. It is false if nobody has: no port was free, or
+// the table took no more.
 static __noinline int give_way(const struct tuple *from, struct translation *flow)
 {
 	if (!from || !flow)

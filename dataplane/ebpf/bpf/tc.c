@@ -387,24 +387,22 @@ static __always_inline bool established(struct __sk_buff *skb, struct work *w, e
 
 // keep puts a flow into the table, or finds the one that another processor has put there meanwhile: resolvers send two
 // datagrams at once, which are to reach the same backend, and not to be sent again after five seconds. It fails if no
-// port is free: the client will send its packet again.
+// port is free, or no room, and leaves nothing then: the client will send its packet again.
 static __always_inline bool keep(struct __sk_buff *skb, struct work *w)
 {
 	const struct tuple *from = &w->packet.tuple;
 
 	have_flows();
 	w->former.dst.port = 0;
-	if (!lay(skb, from, &w->flow, w->meeting.terms, &w->former)) {
-		__be16 port = w->former.dst.port;
+	bool laid = lay(skb, from, &w->flow, w->meeting.terms, &w->former);
+	__be16 port = w->former.dst.port;
 
-		// What nobody answers would keep all ports.
-		if (!port || !free_port(from->protocol, 0, &w->former))
-			return false;
+	// What nobody answers would keep all ports.
+	if (!laid && port && free_port(from->protocol, 0, &w->former)) {
 		w->flow.port = port;
-		if (!lay(skb, from, &w->flow, w->meeting.terms, &w->former))
-			return false;
+		laid = lay(skb, from, &w->flow, w->meeting.terms, &w->former);
 	}
-	if (!insert(from, &w->flow, BPF_NOEXIST)) {
+	if (laid && !insert(from, &w->flow, BPF_NOEXIST)) {
 		if (w->flow.held & LOADS)
 			bear(w->flow.pool, &w->flow.dst, BY_PACKETS, 1);
 		queue(from, owner_of(w->meeting.terms), &w->former);
