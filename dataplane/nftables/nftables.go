@@ -45,7 +45,7 @@ type Plane struct {
 	ruleset  *nft.Ruleset
 	localnet localnet.Sysctl
 	tables   []*table // IPv4, IPv6; nil: the kernel's content is not known
-	ahead    planned  // what ReadAhead has read, for the next Sync; zero: nothing
+	ahead    planned  // the kernel as ReadAhead found it, until the next Sync; zero: unread
 	clean    uint32   // Ruleset.Foreign when our tables were as they should be; 0: unknown
 	flows    *flows   // nil: there are no flowtables
 	stale    bool     // the flowtables are not as they should be
@@ -151,7 +151,7 @@ func (p *Plane) sync(s *model.State, found *planned) error {
 	}
 	takeSessions := p.takeSessions(s)
 	read := planned{tx: &nft.Transaction{}}
-	if p.ahead.foreign == before {
+	if p.ahead.tx != nil && p.ahead.foreign == before {
 		read = p.ahead
 	}
 	p.ahead = planned{}

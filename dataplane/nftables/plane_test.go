@@ -194,17 +194,7 @@ func TestPlane_readAhead(t *testing.T) {
 func TestPlane_readAheadOfOtherCounters(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		s := model.NewState()
-		for i := range 20 {
-			id := model.PoolID{Service: fmt.Sprintf("default/large-%d:http", i)}
-			pool := model.Pool{}
-			for j := range 1000 {
-				a := address(false, 10, byte(200+i), byte(j>>8), byte(j))
-				pool.Backends = append(pool.Backends, model.Backend{Addr: a, Port: 80, Weight: 1})
-			}
-			s.Pools[id] = pool
-			s.Frontends[model.Key{Addr: address(false, 10, 96, 1, byte(i)), Port: 80, Protocol: model.TCP}] =
-				model.Frontend{Service: id.Service, Verdict: model.Forward, Pool: id}
-		}
+		addLarge(s, 20, 1000)
 		p := newPlane(t, dataplane.Config{})
 		check(t, p.Sync(context.Background(), s))
 		check(t, p.Close())
@@ -352,21 +342,26 @@ func TestPlane_repairs(t *testing.T) {
 	}
 }
 
+// addLarge adds so many Services with so many endpoints each.
+func addLarge(s *model.State, services, endpoints int) {
+	for i := range services {
+		id := model.PoolID{Service: fmt.Sprintf("default/large-%d:http", i)}
+		pool := model.Pool{}
+		for j := range endpoints {
+			a := address(false, 10, byte(200+i), byte(j>>8), byte(j))
+			pool.Backends = append(pool.Backends, model.Backend{Addr: a, Port: 80, Weight: 1})
+		}
+		s.Pools[id] = pool
+		s.Frontends[model.Key{Addr: address(false, 10, 96, 1, byte(i)), Port: 80, Protocol: model.TCP}] =
+			model.Frontend{Service: id.Service, Verdict: model.Forward, Pool: id}
+	}
+}
+
 // TestPlane_shards: where there are many slots when a table is made, they are in more maps, which a new process finds.
 func TestPlane_shards(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		s := parse(t, example)
-		for i := range 17 {
-			id := model.PoolID{Service: fmt.Sprintf("default/large-%d:http", i)}
-			pool := model.Pool{}
-			for j := range slotsPerShard {
-				a := address(false, 10, byte(200+i), byte(j>>8), byte(j))
-				pool.Backends = append(pool.Backends, model.Backend{Addr: a, Port: 80, Weight: 1})
-			}
-			s.Pools[id] = pool
-			s.Frontends[model.Key{Addr: address(false, 10, 96, 1, byte(i)), Port: 80, Protocol: model.TCP}] =
-				model.Frontend{Service: id.Service, Verdict: model.Forward, Pool: id}
-		}
+		addLarge(s, 17, slotsPerShard)
 		p := newPlane(t, dataplane.Config{})
 		defer p.Close()
 		check(t, p.Sync(context.Background(), s))
