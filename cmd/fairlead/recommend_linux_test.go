@@ -72,7 +72,7 @@ func TestRecommend(t *testing.T) {
 }
 
 // The rows are those of a cluster's API server, which is read with the rights of a node's kube-proxy. The advice says
-// what to use, what comes next, and what would change that. A server that does not show its objects is not asked for
+// the choice, the runner-up, and the condition that changes the choice. A server that shows no objects is not asked for
 // ever.
 func TestRecommend_cluster(t *testing.T) {
 	w := newRealCluster(t)

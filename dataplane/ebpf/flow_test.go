@@ -202,7 +202,7 @@ func TestFlow_noRoom(t *testing.T) {
 			if fits && (left != 0 || !answered || drops) {
 				t.Errorf("%s becomes %s, and has %d of %d translations; it is answered: %t", in, becomes, room-left, needs, answered)
 			}
-			if !fits && (left != room || answered || drops == in.service().IsValid()) { // what is told goes on as it came
+			if !fits && (left != room || answered || drops == in.service().IsValid()) { // TOLD packets are not translated
 				t.Errorf("%s becomes %s, and leaves %d translations, where there is room for %d; it is answered: %t",
 					in, becomes, room-left, room, answered)
 			}

@@ -517,7 +517,7 @@ static __always_inline bool over(const struct packet *p, const struct translatio
 	return p->is & BEGINS && p->tuple.protocol != IPPROTO_UDP && is_closed(flow->state);
 }
 
-// drop_back removes a way back that leads from where it says to a client, and not one that belongs to somebody else.
+// drop_back removes a way back if it leads from src to the client. Another flow may have laid its own there since.
 static __always_inline bool drop_back(const struct tuple *key, const struct endpoint *src, const struct endpoint *client,
 				      const struct translation *flow)
 {
@@ -646,7 +646,7 @@ static __noinline int claim(struct tuple *key, const struct translation *becomes
 
 // lay_forth hides the client on the way to its backend, t says as whom. Another packet of the flow may do so at the same
 // moment: then the way that is there first counts, and the way back that this one has made for itself goes. It goes, too,
-// if the table takes no more: nobody would find it without the way there.
+// if the table takes no more: unlay finds it by the way there only.
 static __always_inline bool lay_forth(struct tuple *key, struct translation *flow, struct translation *t, __u64 flags)
 {
 	if (!insert(key, t, flags))
@@ -757,7 +757,7 @@ static __noinline int queue(const struct tuple *from, __u32 owner, struct transl
 	return 0;
 }
 
-// give_way has a flow become what another processor has made of it first. It is false if nobody has: no port was free, or
+// give_way has a flow become what another processor has made of it first. It is false if none has: no port was free, or
 // the table took no more.
 static __noinline int give_way(const struct tuple *from, struct translation *flow)
 {

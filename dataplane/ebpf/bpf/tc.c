@@ -397,7 +397,7 @@ static __always_inline bool keep(struct __sk_buff *skb, struct work *w)
 	bool laid = lay(skb, from, &w->flow, w->meeting.terms, &w->former);
 	__be16 port = w->former.dst.port;
 
-	// What nobody answers would keep all ports.
+	// Flows without an answer would keep all ports.
 	if (!laid && port && free_port(from->protocol, 0, &w->former)) {
 		w->flow.port = port;
 		laid = lay(skb, from, &w->flow, w->meeting.terms, &w->former);
